@@ -20,9 +20,9 @@
 
 /*
  * If the cache returned an MR, its verbs_mr.mr_type has the bits below and the fork generation of
- * its entry, and its verbs_mr.access has the index of the entry. Providers read these fields of a
- * plain registration only to tell it from other kinds. struct verbs_mr can't grow, because all
- * providers embed it.
+ * its entry, and its verbs_mr.access has the index of the entry. Providers read these fields only
+ * to tell a plain registration from other kinds. struct verbs_mr can't grow, because all providers
+ * embed it.
  */
 #define CACHED_MR		(1U << 31)
 #define CACHED_MR_VIEW		(1U << 30)	/* a view (mr_view.h), not the provider's MR */
@@ -53,7 +53,7 @@ static inline bool mr_cache_was_ours(struct ibv_mr *mr)
 			vmr->access & CACHED_MR_ROUNDED);
 }
 
-/* With an atomic load the compiler saves registers only after the branch. */
+/* Because the load is atomic, the compiler saves registers only after the branch. */
 static inline bool mr_cache_owns(struct ibv_mr *mr)
 {
 	return unlikely(__atomic_load_n((uint32_t *)&verbs_get_mr(mr)->mr_type,
@@ -76,14 +76,14 @@ int mr_cache_dereg_mr(struct ibv_mr *mr);
 int mr_cache_make_plain(struct ibv_mr *mr);
 /*
  * ibv_rereg_mr() calls this for an MR that is or was cached. Returns true if *ret is the result of
- * the verb. Returns false if the MR is plain now; then ibv_rereg_mr() continues.
+ * the verb. Returns false if the MR is plain now. Then ibv_rereg_mr() continues.
  */
 bool mr_cache_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd,
 		       void *addr, size_t length, int access, int *ret);
 /*
  * Call this after a command has failed with errno. If idle registrations may hold a resource that
  * the command lacks, deregisters them and repeats the command. Returns true if the command
- * succeeded; otherwise errno is the error of its last attempt.
+ * succeeded. Otherwise errno is the error of its last attempt.
  */
 bool mr_cache_retry_cmd(struct ibv_context *context,
 			struct ibv_command_buffer *cmd);
@@ -91,7 +91,7 @@ bool mr_cache_retry_cmd(struct ibv_context *context,
 uint32_t mr_cache_forks(void);
 /* ibv_import_pd() calls this, because it may make a second struct ibv_pd for a PD. */
 void mr_cache_note_import(void);
-/* ibv_unimport_mr() calls this. Returns true if the MR was cached: its reference is released. */
+/* ibv_unimport_mr() calls this. If the MR is cached, releases its reference and returns true. */
 bool mr_cache_unimport_mr(struct ibv_mr *mr);
 /* Call these before the PD or the context is freed. */
 void mr_cache_flush_pd(struct ibv_pd *pd);

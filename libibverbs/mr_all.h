@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * One registration of the whole address space, for all present and later mappings,
- * by on-demand paging of the device. It never becomes stale, and pins pages only
- * during transfers.
+ * One registration covers all present and later mappings of the address space, by
+ * on-demand paging of the device. The registration never becomes stale, and pins
+ * pages only during transfers.
  *
  * Included by <infiniband/verbs.h>.
  */
@@ -16,7 +16,7 @@ extern "C" {
 struct ibv_mr;
 struct ibv_pd;
 
-/* In device_cap_flags_ex of ibv_query_device_ex(): ibv_register_mr_all() works. */
+/* This bit of device_cap_flags_ex tells that ibv_register_mr_all() works. */
 #define IBV_DEVICE_MR_ALL (1ULL << 62)
 
 /**
@@ -25,8 +25,8 @@ struct ibv_pd;
  * @access: Access rights as for ibv_reg_mr(); IBV_ACCESS_ON_DEMAND is implied
  *
  * An address in the MR is an address of the process. A transfer reaches the memory that is
- * mapped there during the transfer, and needs the rights of the mapping. Without a mapping the
- * access fails. In a child of fork() the MR still refers to the memory of the parent.
+ * mapped at this address during the transfer. If nothing is mapped, or the mapping lacks the
+ * right, the access fails. In a child of fork() the MR still refers to the memory of the parent.
  *
  * With a remote right, each peer that has the key can access all memory of this process.
  *
@@ -35,8 +35,8 @@ struct ibv_pd;
  *               or not with these rights
  *   EINVAL      unknown rights, or rights that exclude each other
  *   ENOMEM      out of memory
- * EAGAIN on soft-RoCE: a limit forbids another thread or an error of ibv_query_device_ex(). Thread
- * safe.
+ *   EAGAIN      on soft-RoCE: a limit allows no further thread of this process
+ * Other values are errors of ibv_query_device_ex(). Thread safe.
  */
 struct ibv_mr *ibv_register_mr_all(struct ibv_pd *pd, int access);
 

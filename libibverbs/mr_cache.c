@@ -10,7 +10,7 @@
  * 	mr_cache_room.c		deregisters idle registrations and repeats a failed command
  * 	mr_cache_verbs.c	the verbs of the cache itself
  *
- * Users that request the registered range share the provider's MR; a hit does not write to it. A
+ * Users that request the registered range share the provider's MR, to which a hit does not write. A
  * user that requests another range gets a view: a struct verbs_mr with the same handle and keys.
  */
 #include <config.h>
@@ -51,7 +51,7 @@ static struct ibv_mr *show(struct mr_cache_ref ref, void *addr, size_t length)
 	return NULL;
 }
 
-/* If ref.mr is NULL, the range was not found. Otherwise this thread keeps no view for the part. */
+/* If ref.mr is NULL, the range was not found. Otherwise this thread has no free view for it. */
 static __attribute__((noinline)) void *
 reg_miss(struct ibv_pd *pd, uint64_t addr, uint64_t length, uint32_t access,
 	 struct mr_cache_ref ref)
@@ -68,7 +68,7 @@ reg_miss(struct ibv_pd *pd, uint64_t addr, uint64_t length, uint32_t access,
 	return mr ?: plain_reg_mr_iova2(pd, start, length, addr, rights);
 }
 
-/* Fast path for a part of an entry: if the thread keeps a view, this saves no register. */
+/* Serves a part of an entry. If the thread keeps a view, the code need not save registers. */
 void *mr_cache_on_miss(void *pd, uint64_t addr, uint64_t length,
 		       uint32_t access, struct mr_cache_ref part)
 {
@@ -91,8 +91,8 @@ static struct ibv_mr *reg_plain(struct ibv_pd *pd, void *addr, size_t length,
 }
 
 /*
- * All paths but the hit are tail calls, so a hit saves no register. A hit does not check the
- * context and the range, because entries exist only for a context and a range that may be cached.
+ * All paths except the hit are tail calls, so the hit need not save registers. A hit does not check
+ * the context and the range, because entries exist only for contexts and ranges that may be cached.
  */
 static inline __attribute__((always_inline)) struct ibv_mr *
 reg(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
@@ -116,7 +116,8 @@ reg(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
 	return mr_cache_find(pd, iova, length, rights);
 }
 
-/* For requests without the cache, before the policy was read, or with ThreadSanitizer. */
+/* Serves requests that can't be cached. Before the policy is known, serves all requests. With
+ * ThreadSanitizer serves all requests, too. */
 static __attribute__((noinline)) struct ibv_mr *
 reg_slowpath(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
 	     unsigned int access)
@@ -146,7 +147,7 @@ static int forget_error(int error)
 	return error == EBUSY ? EAGAIN : error;
 }
 
-/* First marks the view as freed, to detect a second deregistration. An error undoes this. */
+/* First marks the view as freed, to detect a second deregistration. An error removes the mark. */
 static __attribute__((noinline)) int release_view(struct verbs_mr *view)
 {
 	uint32_t *const marks = (uint32_t *)&view->mr_type;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Cached registration: ibv_reg_mr() finds an existing registration, and ibv_dereg_mr() keeps it for
- * the next call. When the memory of a registration is gone, the kernel reports this (mr_notify.h),
- * and no call finds the registration. RDMAV_MR_CACHE turns the cache on without IBV_ACCESS_CACHED.
+ * With the cache ibv_reg_mr() finds an existing registration, and ibv_dereg_mr() keeps it for the
+ * next call. When the memory of a registration is gone, the kernel reports this (mr_notify.h), and
+ * no call finds the registration. RDMAV_MR_CACHE turns the cache on without IBV_ACCESS_CACHED.
  * A device without IBV_DEVICE_MR_NOTIFY has no cache. All functions are thread safe. See
  * ibv_mr_cache(7), and the page of each function.
  */
@@ -21,13 +21,13 @@ struct ibv_mr;
 struct ibv_pd;
 
 /*
- * A flag of ibv_reg_mr() and its iova variants. Older libraries ignore it. MRs may have the same
- * handle and keys. With remote rights such MRs have the same range and rights. Keys work after
- * ibv_dereg_mr(), until ibv_forget_mr(), eviction or suspension of the registration.
+ * A flag of ibv_reg_mr() and its iova variants. Older libraries ignore it. Several MRs may have the
+ * same handle and keys. If they have remote rights, they have the same range and rights. Keys
+ * work after ibv_dereg_mr(), until ibv_forget_mr(), eviction or suspension of the registration.
  */
 #define IBV_ACCESS_CACHED (1 << 29)
 
-/* Registrations in use count too. These two structs may get more fields at their ends. */
+/* The limits also count registrations in use. Both structs may get more fields at their ends. */
 struct ibv_mr_cache_limits {
 	uint64_t max_bytes;
 	uint64_t max_entries;
@@ -42,10 +42,10 @@ struct ibv_mr_cache_stats {
 	uint64_t bytes;		/* registered now: in use, idle or suspended */
 	uint64_t entries;
 	uint64_t suspensions;	/* idle registrations whose pages the kernel took */
-	uint64_t restorations;	/* hits for which such pages were pinned again */
+	uint64_t restorations;	/* hits that pinned the pages of a suspended registration again */
 };
 
-/* The functions without an underscore call these. size: the caller's size of the struct. */
+/* The inline functions below call these. `size` is the size of the struct in the program. */
 int _ibv_reg_mr_limits(struct ibv_context *context,
 		       const struct ibv_mr_cache_limits *new_limits,
 		       struct ibv_mr_cache_limits *old_limits, size_t size);
@@ -62,16 +62,16 @@ int ibv_is_reg(struct ibv_pd *pd, const void *addr, size_t length,
 /**
  * ibv_forget_mr - Deregister an MR for good, cached or not
  *
- * Returns 0 when its keys give no access any more. EBUSY: other MRs have the same registration. No
- * call finds this registration again, and it ends with the last MR. Any other errno value: mr is
- * still valid.
+ * Returns 0 when the keys of mr give no access any more. Returns EBUSY if other MRs have the same
+ * registration: no call finds this registration again, and it ends with the last MR. After any
+ * other errno value mr is still valid.
  */
 int ibv_forget_mr(struct ibv_mr *mr);
 
 /**
  * ibv_reg_mr_limits - Set (new_limits) and return (old_limits) the limits of a context's cache
  *
- * Either may be NULL. Idle registrations beyond the new limits are evicted before it returns.
+ * Either may be NULL. Idle registrations beyond the new limits end before the call returns.
  * Registrations in use beyond the limits serve no further request, and end with the last user.
  *
  * Returns 0, or an errno value and changes nothing: EOPNOTSUPP when the context has no cache, ENOMEM
@@ -88,7 +88,7 @@ static inline int ibv_reg_mr_limits(struct ibv_context *context,
 /**
  * ibv_reg_mr_clean - Evict idle registrations until at most keep_bytes bytes of them stay
  *
- * Least recently used registrations go first. Their pages are unpinned when it returns.
+ * The least recently used registrations go first. Their pages are unpinned when the call returns.
  * Returns 0, or an errno value: EOPNOTSUPP if there is no cache, or the error of a deregistration.
  */
 int ibv_reg_mr_clean(struct ibv_context *context, size_t keep_bytes);

@@ -10,7 +10,7 @@
 
 #include "mr_cache_private.h"
 
-/* A signal handler may call exit(), so this must not allocate, as dprintf() does before glibc 2.37. */
+/* Must not allocate (as dprintf() does before glibc 2.37): a signal handler may call exit(). */
 __attribute__((format(printf, 1, 2))) static void say(const char *format, ...)
 {
 	char line[512];
@@ -26,7 +26,7 @@ __attribute__((format(printf, 1, 2))) static void say(const char *format, ...)
 		return; /* there is no other place for the message */
 }
 
-/* Silent if nothing was registered, as in most forked children: their cache starts empty. */
+/* Prints nothing if nothing was registered, as in most forked children (their cache is empty). */
 static bool report(void *context, const struct ibv_mr_cache_stats *seen,
 		   const void *unused)
 {
@@ -88,8 +88,8 @@ __attribute__((constructor)) static void notice_forks(void)
 }
 
 /*
- * In a child, ends idle registrations of the parent's context: they would keep the PD until the
- * parent ends. The kernel ends all others. Only tries the lock: a signal handler may call exit().
+ * In a child, ends idle registrations of the parent's context, which would keep the PD until the
+ * parent ends. The kernel ends all others. Does not wait for a lock: the caller may be a handler.
  */
 __attribute__((destructor)) static void leave(void)
 {

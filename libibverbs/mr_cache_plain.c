@@ -13,9 +13,9 @@
 
 /*
  * Threads that share a reference may call this at the same time, and mr_cache_claim() succeeds for
- * all of them. So only the thread that changes the type continues. The others get EBUSY, as with a
- * plain MR. Otherwise the second thread would disarm the first thread's word, and wait for a freed
- * entry.
+ * all of them. So only the thread that changes the type continues. All other threads get EBUSY, as
+ * with a plain MR. If a second thread continued, it would disarm the word of the first thread, and
+ * wait for a freed entry.
  */
 int mr_cache_make_plain(struct ibv_mr *mr)
 {
@@ -55,7 +55,7 @@ int mr_cache_make_plain(struct ibv_mr *mr)
 	return 0;
 }
 
-/* The range was rounded to pages, so more rights would give access to the rest of the pages. */
+/* If the range was rounded to pages, more rights would give access to the rest of the pages. */
 static bool would_open_pages(struct ibv_mr *mr, int flags, int access)
 {
 	return is_rounded(mr) && flags & IBV_REREG_MR_CHANGE_ACCESS &&
@@ -63,7 +63,7 @@ static bool would_open_pages(struct ibv_mr *mr, int flags, int access)
 	       access & (REMOTE_ACCESS | IBV_ACCESS_MW_BIND);
 }
 
-/* Don't call the ibv_rereg_mr() of a preloaded library: it may be the caller of this function. */
+/* Don't call the ibv_rereg_mr() of a preloaded library: this library may be the caller. */
 #if (defined(HAVE_FULL_SYMBOL_VERSIONS) ||                                     \
      defined(HAVE_LIMITED_SYMBOL_VERSIONS)) &&                                 \
 	!defined(_STATIC_LIBRARY_BUILD_)

@@ -25,8 +25,7 @@ enum policy {
 #define CACHED_ACCESS                                                          \
 	(IBV_ACCESS_LOCAL_WRITE | REMOTE_ACCESS | IBV_ACCESS_RELAXED_ORDERING)
 
-/* Flags to add to the access of each request: IBV_ACCESS_CACHED, and NOT_ASKED for the slow
- * path. */
+/* These flags are added to the access of each request. NOT_ASKED selects the slow path. */
 #define NOT_ASKED (1U << 31)
 extern unsigned int mr_cache_default __attribute__((visibility("hidden")));
 /* With any of these rights a key must not give more access than requested; 0: peers are trusted. */
@@ -36,7 +35,7 @@ enum policy mr_cache_policy(void) __attribute__((visibility("hidden")));
 /* Are registrations cached for a program that may not know of the cache? */
 bool mr_cache_is_unasked(void) __attribute__((visibility("hidden")));
 
-/* The kernel refuses writes by peers where local writes are not allowed. */
+/* The kernel refuses an MR that allows writes by peers but no local writes. */
 static inline bool may_be_written(unsigned int access)
 {
 	const unsigned int writes = IBV_ACCESS_REMOTE_WRITE |
@@ -45,7 +44,7 @@ static inline bool may_be_written(unsigned int access)
 	return !(access & writes) || access & IBV_ACCESS_LOCAL_WRITE;
 }
 
-/* mr_cache_context.state. The first registration asks the device and the kernel for it. */
+/* Bits of mr_cache_context.state. The first registration asks the device and the kernel. */
 enum context_state {
 	CONTEXT_ASKED = 1 << 0,
 	CONTEXT_CACHES = 1 << 1,
@@ -70,13 +69,13 @@ static inline bool context_caches(struct ibv_context *context)
 
 /* Could this many bytes be pinned, if idle registrations were not pinned? */
 bool mr_cache_may_pin(uint64_t bytes);
-/* True with RDMAV_MR_CACHE_STATS, until the line at the end of the process was printed. */
+/* True if RDMAV_MR_CACHE_STATS is set, until the process prints its last line of statistics. */
 extern bool mr_cache_reports __attribute__((visibility("hidden")));
 
 /*
  * ThreadSanitizer does not see the cache's atomics, which order a read of an MR before the
- * provider's free(). So the cache reports this order: MRs get a mark, registrations use the slow
- * path.
+ * provider's free(). So the cache reports this order. For this purpose each MR gets a mark, and
+ * registrations use the slow path.
  */
 void __tsan_acquire(void *of) __attribute__((weak));
 void __tsan_release(void *of) __attribute__((weak));
@@ -104,7 +103,7 @@ static inline bool is_rounded(const struct ibv_mr *mr)
 	return ((uintptr_t)mr->addr | mr->length) % page;
 }
 
-/* If true, don't call the provider: it may have ended, or exit() may have interrupted malloc(). */
+/* If true, don't call the provider. It may have ended, or exit() may have interrupted malloc(). */
 extern bool mr_cache_is_ending __attribute__((visibility("hidden")));
 
 #endif /* IB_VERBS_MR_CACHE_PRIVATE_H */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-/* Registers, settles and deregisters for the core. */
+/* Registers, settles and deregisters MRs for the core of the cache. */
 #include <config.h>
 
 #include <errno.h>
@@ -10,8 +10,8 @@
 static_assert(sizeof(enum ibv_mr_type) == sizeof(uint32_t),
 	      "the marks do not fit into mr_type");
 
-/* After ibv_fork_init() nothing is cached: the library counts the registrations of each page, but
- * ignores munmap(). ibv_fork_init() fails after the first registration, so the answer stays. */
+/* After ibv_fork_init() nothing is cached, because the library counts the registrations of a page,
+ * but ignores munmap(). ibv_fork_init() fails after the first registration, so the answer stays. */
 static bool keeps_ranges_from_children(void)
 {
 	static uint32_t known;
@@ -24,7 +24,7 @@ static bool keeps_ranges_from_children(void)
 	return value == 1;
 }
 
-/* Sets the range and the marks of the MR before any user can see it. */
+/* Sets the range and the marks of the MR before any user can see the MR. */
 int mr_cache_reg_entry(const struct mr_cache_request *request, uint64_t *word,
 		       void **out)
 {
@@ -71,7 +71,7 @@ int mr_cache_settle_entry(void *mr)
 
 bool mr_cache_is_ending;
 
-/* The provider must not see the marks. If the deregistration fails, the MR gets them back. */
+/* The provider must not see the marks. If the deregistration fails, the MR gets its marks back. */
 int mr_cache_dereg_entry(void *mr)
 {
 	struct verbs_mr *vmr = verbs_get_mr(mr);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-/* Deregisters idle registrations when a command lacks resources, and repeats the command. */
+/* When a command lacks resources, deregisters idle registrations and repeats the command. */
 #define _GNU_SOURCE
 #include <config.h>
 
@@ -41,7 +41,7 @@ static uint32_t command_of(const struct ibv_command_buffer *cmd)
 
 /*
  * The resources that a command may lack: memory (ENOMEM), an object of the control group (EAGAIN),
- * a key (ENOSPC). Other commands return EAGAIN and ENOSPC for other reasons (a locked file).
+ * a key (ENOSPC). For other commands EAGAIN and ENOSPC have other reasons (a locked file).
  */
 enum { MEMORY = 1, OBJECT = 2, KEY = 4 };
 
@@ -73,7 +73,7 @@ static unsigned int may_lack(const struct ibv_command_buffer *cmd)
 	case WRITE(EX_CMD_CREATE_RWQ_IND_TBL):
 	case WRITE(EX_CMD_CREATE_WQ):
 		return MEMORY | OBJECT;
-	/* Don't repeat: the requests before the failing request stay posted. */
+	/* Don't repeat these: the requests before the failing request stay posted. */
 	case WRITE(CMD_POST_SEND):
 	case WRITE(CMD_POST_RECV):
 	case WRITE(CMD_POST_SRQ_RECV):
@@ -83,7 +83,7 @@ static unsigned int may_lack(const struct ibv_command_buffer *cmd)
 	return cmd->hdr.object_id == UVERBS_OBJECT_MR ? MEMORY | KEY : MEMORY;
 }
 
-/* Is the command a registration that is too large, even if no idle registration is pinned? */
+/* Does the command register more bytes than could be pinned without idle registrations? */
 static bool is_hopeless(const struct ibv_command_buffer *cmd)
 {
 	const struct ib_uverbs_attr *attr = NULL;
@@ -97,7 +97,7 @@ static bool is_hopeless(const struct ibv_command_buffer *cmd)
 	return !mr_cache_may_pin(reg->length);
 }
 
-/* An imported PD may have two handles. Idle registrations of one handle keep the other busy. */
+/* An imported PD may have two handles. Idle registrations of one handle keep the PD busy. */
 static bool has_imports;
 
 void mr_cache_note_import(void)

@@ -3,8 +3,8 @@
  * The settings of the cache, from the environment, the device and the machine.
  *
  * If the kernel reclaims idle registrations, the cache may use all memory, otherwise a quarter. At
- * RLIMIT_MEMLOCK the kernel reclaims nothing, so the cache uses half of this limit. If the limit is
- * below 1 MiB, the cache is off. The cache uses a sixteenth of the device's MRs.
+ * RLIMIT_MEMLOCK the kernel reclaims nothing, so the cache uses at most half of this limit. If the
+ * limit is below 1 MiB, the cache is off. The cache uses at most a sixteenth of the device's MRs.
  */
 #define _GNU_SOURCE
 #include <config.h>
@@ -46,7 +46,7 @@ static const char *const words[] = { "0", "1", "remote" };
 static struct {
 	const char *name;
 	const char *values;	/* the valid values, printed if the value is invalid */
-	uint32_t words;		/* how many of the words are valid; 0: a number */
+	uint32_t words;		/* how many of `words` are valid; 0: the value is a number */
 	uint32_t told;
 } variables[] = {
 	[POLICY] = { "RDMAV_MR_CACHE", "0, 1 or remote", 3 },
@@ -87,7 +87,7 @@ static bool parse(const char *text, uint64_t *value)
 
 static uint64_t setting(enum variable which, uint64_t fallback)
 {
-	/* NULL if the program runs with more rights than its user. */
+	/* secure_getenv() returns NULL if the program has more rights than its user. */
 	const char *const text = secure_getenv(variables[which].name);
 	uint64_t value;
 
@@ -178,7 +178,7 @@ static uint64_t memory_bytes(void)
 	return (uint64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
 }
 
-/* The kernel compares this with RLIMIT_MEMLOCK. */
+/* The kernel compares this number with RLIMIT_MEMLOCK. */
 static uint64_t pinned_bytes(void)
 {
 	const int file = open("/proc/self/status", O_RDONLY | O_CLOEXEC);
@@ -207,7 +207,7 @@ bool mr_cache_may_pin(uint64_t length)
 		return false;
 	if (lockable == UINT64_MAX)
 		return true;
-	/* Read idle first: bytes that other threads unpin in between must not count as used. */
+	/* Read `idle` first: bytes that other threads unpin in between must not count as used. */
 	idle = mr_cache_idle_bytes();
 	pinned = pinned_bytes();
 	return idle > pinned || pinned - idle <= lockable - length;
@@ -222,7 +222,7 @@ static uint32_t set_limits(struct mr_cache_context *to,
 	uint64_t entries = DEFAULT_ENTRIES;
 	bool reclaims, restores;
 
-	/* 0: the device does not report its limit. */
+	/* If max_mr is 0, the device does not report its limit. */
 	if (max_mr > 0)
 		entries = max_mr < 16 ? 1 : least(entries, max_mr / 16);
 	store(&to->limits.max_entries, setting(MAX_ENTRIES, entries));

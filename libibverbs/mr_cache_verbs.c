@@ -8,7 +8,7 @@
 
 #include <util/symver.h>
 
-/* Rename the inline functions of the header, which pass the size of their struct. */
+/* Rename the inline functions of the header. They would pass the size of their struct. */
 #define ibv_query_mr_cache inline_query_mr_cache
 #define ibv_reg_mr_limits inline_reg_mr_limits
 #include "ibverbs.h"
@@ -87,7 +87,7 @@ int _ibv_query_mr_cache(struct ibv_context *context,
 	return ret;
 }
 
-/* For programs that look up a function by its name, with the structs of version 1.5. */
+/* Programs that look up a function by its name use these, with the structs of version 1.5. */
 LATEST_SYMVER_FUNC(ibv_query_mr_cache, 1_5, "MRNOTIFY_1.5",
 		   int,
 		   struct ibv_context *context,
@@ -106,7 +106,7 @@ LATEST_SYMVER_FUNC(ibv_reg_mr_limits, 1_5, "MRNOTIFY_1.5",
 				  2 * sizeof(uint64_t));
 }
 
-/* For programs that were built with version 1.0. */
+/* Programs that were built with version 1.0 use these functions. */
 COMPAT_SYMVER_FUNC(ibv_query_mr_cache, 1_0, "MRNOTIFY_1.0",
 		   int,
 		   struct ibv_context *context,

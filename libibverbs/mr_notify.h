@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Notification of invalid memory registrations: if a system call takes registered
+ * Notification of invalid memory registrations. If a system call takes registered
  * memory away, the kernel sets a bit in a word of the application before the call
  * returns. This needs no signal, thread or event queue.
  *
@@ -12,12 +12,12 @@
 #define INFINIBAND_MR_NOTIFY_H
 
 /*
- * For #ifdef after <infiniband/verbs.h>: if defined, a program can use the functions
- * below. IBV_DEVICE_MR_NOTIFY in device_cap_flags of ibv_query_device() tells whether the
- * kernel and the device support them.
+ * If <infiniband/verbs.h> defines this macro, a program can use the functions below.
+ * IBV_DEVICE_MR_NOTIFY in device_cap_flags of ibv_query_device() tells whether the kernel
+ * and the device support them.
  */
 #define IBV_HAVE_MR_NOTIFY 1
-/* If defined, the header also has struct ibv_mr_notify_attr and the functions after it. */
+/* If this macro is defined, the header has struct ibv_mr_notify_attr and its functions. */
 #define IBV_HAVE_REG_NOTIFIED_MR 1
 
 #include <stdint.h>
@@ -54,25 +54,26 @@ enum ibv_mr_notify_bits {
 	 */
 	IBV_MR_NOTIFY_SUSPECT		= 1 << 1,
 	/*
-	 * The registration was idle, and the kernel has unpinned its pages: the
+	 * The registration was idle, and the kernel has unpinned its pages. The
 	 * device has no access until ibv_settle_mr_notify() restores the
-	 * registration. Only with in_use (ibv_reg_mr_notify_reclaim()).
+	 * registration. Only words with in_use get this bit
+	 * (ibv_reg_mr_notify_reclaim()).
 	 */
 	IBV_MR_NOTIFY_SUSPENDED		= 1 << 2,
 	IBV_MR_NOTIFY_KERNEL_MASK	= 0xff
 };
 
 /*
- * In device_cap_flags_ex, in addition to IBV_DEVICE_MR_NOTIFY: after INVALID the device
- * loses its access to the pages, and the kernel unpins them. Without this bit the pages
- * stay pinned until ibv_dereg_mr().
+ * A bit of device_cap_flags_ex, in addition to IBV_DEVICE_MR_NOTIFY. If it is set, the
+ * device loses its access to the pages after INVALID, and the kernel unpins them. Without
+ * this bit the pages stay pinned until ibv_dereg_mr().
  */
 #define IBV_DEVICE_MR_REVOKE (1ULL << 60)
 
 /*
- * In device_cap_flags_ex: idle registrations are suspended and restored under the same
- * keys. If a device has only IBV_DEVICE_MR_REVOKE, idle registrations become INVALID
- * instead.
+ * A bit of device_cap_flags_ex. If it is set, the kernel suspends idle registrations, and
+ * restores them under the same keys. If a device has only IBV_DEVICE_MR_REVOKE, idle
+ * registrations become INVALID instead.
  */
 #define IBV_DEVICE_MR_RECLAIM (1ULL << 61)
 
@@ -82,9 +83,9 @@ enum ibv_mr_notify_bits {
  * @word: 8-byte aligned memory of the caller; its value is kept
  *
  * On success the kernel writes to *word from now on, until ibv_unreg_mr_notify() or
- * ibv_dereg_mr() returns. Until then the word must stay mapped at its address, outside
- * of the registration itself, and must not be the word of another MR. No event is lost:
- * if an event before or during this call invalidates the registration, the call
+ * ibv_dereg_mr() returns. Until then the word must stay mapped at its address, and must
+ * not be the word of another MR. The word must not be in the registered memory. No event
+ * is lost: if an event before or during this call invalidates the registration, the call
  * succeeds and the word says INVALID.
  *
  * Returns 0, or an errno value and changes nothing:
@@ -97,7 +98,7 @@ enum ibv_mr_notify_bits {
  *   ENOMEM      out of memory, or over RLIMIT_MEMLOCK
  *   EFAULT      word is not in writable memory that can be pinned
  *
- * Thread safe, also against other calls for the same mr except ibv_dereg_mr().
+ * Thread safe. All calls except ibv_dereg_mr() may run at the same time for the same mr.
  */
 int ibv_reg_mr_notify(struct ibv_mr *mr, uint64_t *word);
 
@@ -114,7 +115,7 @@ int ibv_reg_mr_notify(struct ibv_mr *mr, uint64_t *word);
  * SUSPENDED by a compare-and-swap. So if a thread takes a reference by an atomic
  * addition, and sees that the kernel's bits were 0, the registration is not suspended
  * until the reference is dropped. Keys and handle stay the same. A program that has
- * sent a key to a peer keeps a bit of in_use set.
+ * sent a key to a peer must keep a bit of in_use set.
  *
  * The kernel sets INVALID as for ibv_reg_mr_notify(). But while the word is in use, the
  * device keeps the pages that were registered, and the rest of the range stays usable.
@@ -133,9 +134,9 @@ int ibv_reg_mr_notify_reclaim(struct ibv_mr *mr, uint64_t *word, uint64_t in_use
  * ibv_unreg_mr_notify - Stop notification for a registration
  * @mr: A registration with a word
  *
- * After it returns 0 the kernel does not write the word. The word keeps its last value,
- * and may be registered again. A suspended registration is restored first, as by
- * ibv_settle_mr_notify().
+ * When the call has returned 0, the kernel does not write the word any more. The word
+ * keeps its last value, and may be registered again. If the registration is suspended,
+ * the call first restores it like ibv_settle_mr_notify().
  *
  * Returns 0, or an errno value and changes nothing:
  *   EINVAL      mr has no word, or another process (for example the parent) registered mr
@@ -153,15 +154,15 @@ int ibv_unreg_mr_notify(struct ibv_mr *mr);
  * ibv_settle_mr_notify - Make a suspect or suspended registration usable, if possible
  * @mr: A registration with a word
  *
- * After it returns 0 the kernel's bits of the word are INVALID or 0, for all events
- * before the call. An event during the call may make the word SUSPECT again, and shared
- * huge pages may leave it SUSPECT (ibv_settle_mr_notify(3)). Costs one system call, even
- * if the word is not SUSPECT.
+ * When the call has returned 0, the kernel's bits of the word are INVALID or 0. This
+ * answer covers all events before the call. An event during the call may make the word
+ * SUSPECT again, and shared huge pages may leave it SUSPECT (ibv_settle_mr_notify(3)).
+ * The call costs one system call, even if the word is not SUSPECT.
  *
- * A SUSPENDED registration gets the pages that its range maps now, under the same keys;
- * it becomes INVALID if they can't be pinned with its rights. If the caller has no
- * reference (in_use), the kernel may suspend the registration again before the call
- * returns.
+ * A SUSPENDED registration gets the pages that its range maps now, under the same keys.
+ * If these pages can't be pinned with its rights, the registration becomes INVALID. If
+ * the caller has no reference (in_use), the kernel may suspend the registration again
+ * before the call returns.
  *
  * Returns 0, or an errno value and leaves the word SUSPECT or SUSPENDED:
  *   EINVAL      mr has no word, or another process registered mr
@@ -189,26 +190,26 @@ enum ibv_mr_notify_attr_mask {
  *
  * changes and event_fd report that some word has become INVALID. A cache loads one counter,
  * and checks its words only when the counter has changed. A server sleeps in poll(). Each
- * word counts once when it becomes INVALID, for any reason, also if it is INVALID when the
- * call returns. The kernel sets INVALID, then adds 1 to changes. Both happen before the end
- * of the system call that takes the memory away. Soon after it has set the word, the kernel
- * adds 1 to the eventfd.
+ * word counts once when it becomes INVALID, for any reason. A word that is INVALID when the
+ * call returns counts, too. The kernel sets INVALID, then adds 1 to changes. Both happen
+ * before the end of the system call that takes the memory away. Soon after it has set the
+ * word, the kernel adds 1 to the eventfd.
  */
 struct ibv_mr_notify_attr {
 	uint64_t  comp_mask;	/* enum ibv_mr_notify_attr_mask: which fields below are valid */
 	uint64_t *word;		/* as for ibv_reg_mr_notify(); always valid */
 	uint64_t  in_use;	/* as for ibv_reg_mr_notify_reclaim() */
 	/*
-	 * A counter: 8-byte aligned memory as for a word, but not a word. MRs, also of
-	 * several processes, may share a counter. It must stay mapped while an armed MR
+	 * A counter: 8-byte aligned memory as for a word, but not a word. Several MRs, even
+	 * of several processes, may share a counter. It must stay mapped while an armed MR
 	 * uses it.
 	 */
 	uint64_t *changes;
 	int	  event_fd;	/* an eventfd(2); may be closed after the call */
 	/*
-	 * The idle time T in ms, with in_use: the kernel suspends the registration T to 2 T after
-	 * its last use. If T is 0 or not valid, there is no idle time. Values below 20 and above
-	 * 1,000,000 are rounded to these limits.
+	 * The idle time in ms, which needs in_use. When a registration was idle for one to two
+	 * idle times, the kernel suspends it. If the field is 0 or not valid, there is no idle
+	 * time. Values below 20 and above 1,000,000 are rounded to these limits.
 	 */
 	uint32_t  idle_ms;
 };
@@ -238,7 +239,7 @@ struct ibv_mr *ibv_reg_notified_mr(struct ibv_pd *pd, void *addr, size_t length,
  * @mr: As for ibv_reg_mr_notify()
  * @attr: The word and its options
  *
- * As ibv_reg_mr_notify(), or with in_use as ibv_reg_mr_notify_reclaim().
+ * Works like ibv_reg_mr_notify(). If in_use is valid, works like ibv_reg_mr_notify_reclaim().
  *
  * Returns 0, or an errno value and changes nothing: as these verbs, and
  *   EINVAL      attr is NULL, a bit of comp_mask is unknown, changes is NULL, unaligned or
@@ -254,13 +255,13 @@ struct ibv_mr *ibv_reg_notified_mr(struct ibv_pd *pd, void *addr, size_t length,
 int ibv_reg_mr_notify_ex(struct ibv_mr *mr, const struct ibv_mr_notify_attr *attr);
 
 /**
- * ibv_suspend_mr_notify - Unpin the pages of a registration that is not in use, now
+ * ibv_suspend_mr_notify - Immediately unpin the pages of a registration that is not in use
  * @mr: A registration with a word and in_use
  *
  * Sets SUSPENDED in the word. Handle and keys stay. ibv_settle_mr_notify() restores mr.
  *
- * Returns 0, also if mr is SUSPENDED or INVALID already; or an errno value and changes
- * nothing:
+ * Returns 0, also if mr is already SUSPENDED or INVALID. Otherwise returns an errno value
+ * and changes nothing:
  *   EBUSY       the word is in use, or another thread re-registers mr
  *   EINVAL      mr has no word or a word without in_use, or another process registered mr
  *   EOPNOTSUPP  the kernel lacks this call, or the device can't restore a registration
@@ -280,8 +281,8 @@ int ibv_suspend_mr_notify(struct ibv_mr *mr);
  * the child may allocate words and free them. The words belong to the process: closing
  * the device does not free them.
  *
- * Returns the word, which is 0; or NULL: errno is ENOMEM, or EINVAL if context is NULL.
- * Thread safe, also in a signal handler.
+ * Returns the word, which is 0. On failure returns NULL, and errno is ENOMEM, or EINVAL if
+ * context is NULL. Thread safe, also in a signal handler.
  */
 uint64_t *ibv_alloc_notify_word(struct ibv_context *context);
 

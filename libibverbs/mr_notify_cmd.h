@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
  * The kernel's commands of MR notification, for the verbs (mr_notify.c) and for the
- * registration cache (mr_cache.c). They do not check whether the cache owns the MR.
+ * registration cache (mr_cache.c). These functions don't check whether the cache owns the MR.
  */
 #ifndef IB_VERBS_MR_NOTIFY_CMD_H
 #define IB_VERBS_MR_NOTIFY_CMD_H
@@ -19,9 +19,9 @@ struct ibv_mr_notify_attr;
 struct ibv_pd;
 
 /*
- * All return 0 or an errno value, EOPNOTSUPP if the kernel lacks the method. The caller has
- * checked the attributes. If reclaims is true, the kernel may suspend the MR while no bit
- * of in_use is set; EOPNOTSUPP: it can't.
+ * These functions return 0 or an errno value. EOPNOTSUPP means that the kernel lacks the
+ * method. The caller has checked the attributes. If reclaims is true, the kernel may suspend
+ * the MR while no bit of in_use is set. If the kernel can't do this, it returns EOPNOTSUPP.
  */
 int mr_notify_arm(struct ibv_mr *mr, const struct ibv_mr_notify_attr *attr,
 		  bool reclaims);
@@ -34,8 +34,8 @@ int mr_notify_errno(int err);
 /*
  * The first arming in an address space takes the locks of all mappings, and any signal
  * interrupts the command. An interrupted command changes nothing, so the library repeats
- * it. But if a timer (for example of a profiler) has an interval shorter than taking the
- * locks, all attempts would fail. So the library blocks signals from the second attempt on,
+ * it. But if a timer (for example of a profiler) fires before the locks are taken, all
+ * attempts would fail. So the library blocks signals from the second attempt on,
  * except signals for faults of the thread itself. A fatal signal still ends the attempt.
  */
 struct mr_notify_retry {
@@ -64,7 +64,7 @@ struct mr_notify_request {
 	uint64_t in_use;
 	uint32_t access;
 	bool reclaims;
-	bool once; /* if it fails, don't deregister idle MRs to retry */
+	bool once; /* if the command fails, don't deregister idle MRs and retry */
 	uint32_t idle_ms;
 
 	/* private to mr_notify_reg_mr() */
@@ -77,9 +77,9 @@ struct mr_notify_request {
 /*
  * Registers and arms an MR. If the provider uses the usual command (mr_notify_reg.c), this
  * is one system call. Returns NULL and sets errno on failure. idle_ms is the idle time, or
- * 0 to suspend only when memory is short. idle_ms has an effect only with reclaims, with
- * the usual command, and on a kernel that knows the attribute. The kernel's default time
- * (IB_UVERBS_MR_NOTIFY_IDLE_MS) needs no attribute.
+ * 0 to suspend only when memory is short. idle_ms has an effect only if reclaims is true,
+ * the provider uses the usual command, and the kernel knows the attribute. The kernel's
+ * default time (IB_UVERBS_MR_NOTIFY_IDLE_MS) needs no attribute.
  */
 struct ibv_mr *mr_notify_reg_mr(struct ibv_pd *pd,
 				struct mr_notify_request *request);

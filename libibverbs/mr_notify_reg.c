@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Registers and arms in one system call: the provider builds the command that registers,
- * and this file adds attributes to the command before it goes to the kernel. The kernel's
- * core evaluates the attributes, so they work with every driver.
+ * Registers and arms an MR in one system call. The provider builds the command that
+ * registers. This file adds attributes to the command before the command goes to the kernel.
+ * The kernel's core evaluates the attributes, so they work with every driver.
  *
  * During the provider's call, a hook of an allocator may register other memory, plainly or
- * through the cache. If a thread had only one pending word, this would fail:
+ * through the cache. If a thread had only one pending word, A would not be armed:
  *
  *   registration A                  the hook, in A's calloc()
  *   word = A's
@@ -15,8 +15,8 @@
  * So requests are a stack. A command takes the word of the innermost request only if
  * command and request have the same range and access. A plain registration never has the
  * access flag TRACK. On a kernel that does not know the attributes the command fails, and a
- * provider may register by another command. So an MR counts as armed only if this command
- * returned its handle.
+ * provider may register by another command. So an MR counts as armed only if the command
+ * with the attributes returned its handle.
  */
 #include <config.h>
 
@@ -106,8 +106,8 @@ int mr_notify_execute(struct ibv_context *context,
 }
 
 /*
- * Does not call ibv_dereg_mr(), which a preloaded library may replace: that library never saw
- * this MR, and may be inside a call itself. The cache does not need the verb's
+ * Does not call ibv_dereg_mr(), because a preloaded library may replace this verb. The library
+ * never saw this MR, and may be inside a call itself. The cache does not need the verb's
  * ibv_dofork_range(): see keeps_ranges_from_children().
  */
 int mr_notify_dereg_mr(struct ibv_mr *mr)
@@ -121,7 +121,7 @@ static void clear_kernel_bits(uint64_t *word)
 	__atomic_fetch_and(word, ~(uint64_t)IBV_MR_NOTIFY_KERNEL_MASK,
 			   __ATOMIC_RELAXED);
 #else
-	/* Write only the kernel's byte: some 32-bit CPUs have no 64-bit atomic instructions. */
+	/* Write only the kernel's byte, because some 32-bit CPUs have no 64-bit atomics. */
 	uint8_t *const bytes = (uint8_t *)word;
 
 	__atomic_store_n(&bytes[__BYTE_ORDER__ == __ORDER_BIG_ENDIAN__ ? 7 : 0],
@@ -166,7 +166,7 @@ struct ibv_mr *mr_notify_reg_mr(struct ibv_pd *pd,
 	}
 	/*
 	 * If the command armed an MR that was then deregistered, clear the kernel's INVALID. If
-	 * the command of a verb failed, don't write: the address may be invalid.
+	 * the command of a verb failed, don't write to the word, because it may not be mapped.
 	 */
 	if (!mr && (!request->attr || request->armed != NO_HANDLE))
 		clear_kernel_bits(request->word);

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * ibv_alloc_notify_word(): words that share pages, because the kernel pins the page of each
- * armed word.
+ * ibv_alloc_notify_word() returns words that share pages, because the kernel pins the page of
+ * each armed word.
  *
  * A chunk is one mapping: a page with the header, then the pages of the words. fork() copies the
  * header and wipes the words, so in a child the words of its parent are 0 and stay allocated.
  * Chunks are never unmapped.
  *
- * There is no lock: a child of fork() and a signal handler may allocate and free. Allocating a
- * word sets a bit of @used and freeing it clears the bit, each by one atomic operation.
+ * There is no lock, because a child of fork() or a signal handler may allocate and free words.
+ * Allocating a word sets a bit of @used, and freeing the word clears the bit. Each is one atomic
+ * operation.
  */
 #include <config.h>
 

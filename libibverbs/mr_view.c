@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Each thread keeps some views (mr_view.h); this file frees them when the thread ends. A view
- * that the thread frees later goes to free(). A thread that ends after the library was
- * unloaded leaks its views.
+ * Each thread keeps some views (mr_view.h). When the thread ends, this file frees these views.
+ * If the thread frees a view even later, the view goes to free(). A thread that ends after the
+ * library was unloaded leaks its views.
  */
 #include <config.h>
 
@@ -11,7 +11,7 @@
 
 #include "mr_view.h"
 
-/* 2 KiB of memory for each thread. */
+/* The kept views take 2 KiB of memory in each thread. */
 #define MOST_KEPT 32
 
 __thread struct mr_views mr_views STATIC_TLS;
@@ -48,7 +48,7 @@ static __attribute__((destructor)) void unload(void)
 	pthread_key_delete(at_end);
 }
 
-/* Sets asked first: an allocator's hook inside pthread_once() must not call this again. */
+/* Sets `asked` first, so that an allocator's hook inside pthread_once() does not call ask(). */
 static void ask(void)
 {
 	mr_views.asked = true;

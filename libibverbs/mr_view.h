@@ -21,7 +21,7 @@
 /* At least the size of a struct verbs_mr. */
 #define MR_VIEW_SIZE 56
 
-/* A free view: its first word links the list, the other words are unchanged. */
+/* The first word of a free view links the list. The other words are unchanged. */
 struct mr_view {
 	struct mr_view *behind;
 };
@@ -35,7 +35,7 @@ struct mr_views {
 extern __thread struct mr_views mr_views STATIC_TLS
 	__attribute__((visibility("hidden")));
 
-/* mr_view_free() calls this if the thread keeps no more views. */
+/* mr_view_free() calls this if the thread can't keep another view. */
 void mr_view_free_slowly(void *view);
 
 /* Returns NULL if this thread keeps no view. */
@@ -51,9 +51,9 @@ static inline void *mr_view_alloc_kept(void)
 }
 
 /*
- * Returns MR_VIEW_SIZE uninitialized bytes, or NULL if memory is short. This is never a
- * cancellation point, although the program's malloc() may be: a cancellation here would
- * leak the reference of the view.
+ * Returns MR_VIEW_SIZE uninitialized bytes, or NULL if memory is short. The program's
+ * malloc() may be a cancellation point, but this function is none, because a cancellation
+ * here would leak the reference of the view.
  */
 static inline void *mr_view_alloc(void)
 {

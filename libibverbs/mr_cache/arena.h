@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * All memory of a cache is one mapping, which is reserved as a whole, and never moved or unmapped.
- * Parts of it become accessible when the number of entries and hints grows, so mlockall locks only
- * these parts. The initial state is all zeros. The kernel zeroes the mapping in a child, also after
- * a raw clone(): the child finds generation 0 and an empty cache.
+ * When the number of entries and hints grows, the cache makes more parts of the mapping accessible.
+ * mlockall locks only accessible parts. The initial state is all zeros. In a child, also after a
+ * raw clone(), the kernel zeroes the mapping. So the child finds generation 0 and an empty cache.
  */
 #ifndef MR_CACHE_ARENA_H
 #define MR_CACHE_ARENA_H
@@ -18,9 +18,9 @@
 namespace mr_cache {
 
 /*
- * The newest registrations in progress. A request for the same range waits for the registration,
- * but only some milliseconds (await()): the request's thread may hold a lock that the registering
- * thread needs. An allocator's hook does not wait: two hooks could wait for each other.
+ * The newest registrations in progress. A request for the same range waits for the registration, at
+ * most some milliseconds (await()), because the waiting thread may hold a lock that the registering
+ * thread needs. An allocator's hook does not wait, because two hooks could wait for each other.
  */
 template <class Env> class operations {
 public:
@@ -36,7 +36,7 @@ public:
 				newest[n] = newest[--count];
 	}
 
-	/* Returns an entry that will serve the request and is not LATE, or 0. */
+	/* Returns an entry that will serve the request, or 0. Skips entries that are LATE. */
 	uint32_t find(const request &want, const entry<Env> *entries) const
 	{
 		for (uint32_t n = 0; n < count; n++)
@@ -65,9 +65,9 @@ template <class Env> struct arena {
 		atomic<uint32_t> birth; // 1: a thread initializes the arena
 	} hot;
 
-	/* Guards all members below that are not atomic. It also guards the writes of epoch, views
-	 * and version(), so these writes need no locked instruction. No thread has the mutex while
-	 * it calls the registrar. */
+	/* The mutex guards all members below that are not atomic. It also guards the writes of
+	 * epoch, views and version(), so these writes need no locked instruction. A thread unlocks
+	 * the mutex before it calls the registrar. */
 	alignas(128) typename Env::mutex mutex;
 	operations<Env> making;
 	uint32_t deregistering; // the number of entries that are being deregistered
@@ -76,7 +76,7 @@ template <class Env> struct arena {
 	uint32_t free_entry;	// a list of free entries, linked by entry.link
 	uint32_t kernel_words;	// a list of free entries whose words the kernel may still write
 	uint32_t hand;		// the entry that sweep() checked last
-	atomic<uint64_t> views; // the sum of entry.views in the catalog: each view may have a hint
+	atomic<uint64_t> views; // the sum of entry.views in the catalog; each view may have a hint
 	atomic<uint32_t> ready; // entries before this index are accessible
 	atomic<uint32_t> ready_hint; // hints up to this bucket are accessible
 	owners<Env> owner;
@@ -92,7 +92,7 @@ template <class Env> struct arena {
 
 	uint32_t index_of(const entry<Env> &e) const { return static_cast<uint32_t>(&e - entries); }
 
-	/* The caller took a reference in generation `taken`. EOPNOTSUPP: this is a later child. */
+	/* The caller took a reference in generation `taken`. Later children get EOPNOTSUPP. */
 	int hit(uint32_t i, uint32_t taken, mr_cache_ref *ref)
 	{
 		entry<Env> &e = entries[i];
@@ -119,7 +119,7 @@ template <class Env> struct arena {
 			ready_hint.store(more, std::memory_order_relaxed);
 	}
 
-	/* Makes this entry and all before it accessible. */
+	/* Makes this entry and all earlier entries accessible. */
 	bool is_ready(uint32_t i)
 	{
 		uint32_t first = ready.load(std::memory_order_relaxed);
@@ -145,7 +145,7 @@ template <class Env> struct arena {
 	}
 
 	static constexpr uint32_t AHEAD = 256; // entries that become accessible at a time
-	static constexpr uint32_t MANY = 1024; // small pages slow down look-ups of more entries
+	static constexpr uint32_t MANY = 1024; // with more entries, small pages slow down look-ups
 
 	static uint32_t end_of(uint32_t first)
 	{
@@ -162,10 +162,10 @@ template <class Env> struct arena {
 	}
 };
 
-/* The pointer to the arena, which is mapped once, and initialized again in a child. */
+/* The pointer to the arena. The arena is mapped once. A child initializes the arena again. */
 template <class Env> class store {
 public:
-	/* Several threads may call it. ENOMEM: address space or memory is short. */
+	/* Several threads may call start(). Returns ENOMEM if address space or memory is short. */
 	[[nodiscard]] int start(Env &env)
 	{
 		if (get())
@@ -188,12 +188,12 @@ public:
 		return get() ? 0 : ENOMEM;
 	}
 
-	/* NULL: not started. */
+	/* Returns NULL if the cache was not started. */
 	arena<Env> *get() const { return p.load(std::memory_order_acquire); }
 
-	/* Returns the arena. In a new child this call first initializes the arena, but not in a
-	 * signal handler that has interrupted the cache: the interrupted thread initializes the
-	 * arena later. */
+	/* Returns the arena. In a new child this call first initializes the arena. If a signal
+	 * handler has interrupted the cache, the handler does not initialize the arena, because the
+	 * interrupted thread will do this. */
 	arena<Env> *ready()
 	{
 		arena<Env> *a = get();
@@ -205,7 +205,7 @@ public:
 		locks = true;
 		if (a->hot.birth.compare_exchange_strong(nobody, 1, std::memory_order_relaxed,
 							 std::memory_order_relaxed) &&
-		    a->prepare_first()) // succeeds: the arena was accessible before the fork
+		    a->prepare_first()) // never fails: the arena was accessible before the fork
 			begin(*a);
 		locks = false;
 		while (!a->generation())

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The registration cache: the hit path, and the other requests of owners. arena.h has the state,
- * locked.h the work under the mutex, and miss.h the registration. Env has all system functions that
- * the cache needs. Tests have their own Env, with a scheduler and without a kernel.
+ * The hit path of the registration cache, and the other requests of owners. arena.h has the state,
+ * locked.h has the work under the mutex, and miss.h has the registration. Env has all system
+ * functions that the cache needs. Tests have their own Env, with a scheduler and without a kernel.
  *
- * A hit reads the cache line of arena.hot, a bucket of hints, and the line of the entry. It writes
- * only the entry's line, twice: the reference and the stamp. A release writes the line once.
+ * A hit reads the cache line of arena.hot, a bucket of hints, and the line of the entry. The hit
+ * writes only the entry's line: the reference, then the stamp. A release writes this line once.
  */
 #ifndef MR_CACHE_CACHE_H
 #define MR_CACHE_CACHE_H
@@ -24,9 +24,9 @@ public:
 	bool is_started() const { return memory.get(); }
 
 	/*
-	 * Returns a registration with exactly this range and rights. Otherwise jumps to `on_miss`,
-	 * with a registration that contains the range, or with NULL. All calls are tail calls, so a
-	 * hit saves no register.
+	 * If a registration has exactly this range and rights, returns it. Otherwise jumps to
+	 * `on_miss`, with a registration that contains the range, or with NULL. All calls are tail
+	 * calls, so a hit does not have to save registers.
 	 */
 	template <class OnMiss>
 	[[gnu::always_inline]] void *find(void *pd, uint64_t addr, uint64_t length, uint32_t access,
@@ -34,7 +34,7 @@ public:
 	{
 		arena<Env> *const a = memory.get();
 		const request want(pd, addr, length, access);
-		/* In a new child this finds 0: the hints are zeros until long after begin(). */
+		/* In a new child lookup() finds 0: the hints are zeros until long after begin(). */
 		const uint32_t i = a ? a->hint.lookup(a->hint.hash_of(want), a->last_hint()) : 0;
 
 		if (!i) [[unlikely]]
@@ -42,8 +42,7 @@ public:
 
 		entry<Env> &e = a->entries[i];
 
-		/* Don't read the word first: the CPU would fetch the line shared, then
-		 * exclusive. */
+		/* Reading the word before get_acquire() would fetch the cache line twice. */
 		if (!e.word.usable(e.word.get_acquire())) [[unlikely]]
 			return find_nothing(pd, addr, length, access, on_miss, e);
 		if (!e.is_for(want)) [[unlikely]]
@@ -52,7 +51,7 @@ public:
 
 		void *mr = e.registration();
 
-		/* A signal handler has just forked, and this is the child. */
+		/* mr is NULL if a signal handler has just forked and this is the child. */
 		if (!mr) [[unlikely]]
 			return on_miss(pd, addr, length, access, mr_cache_ref{});
 		return mr;
@@ -238,7 +237,7 @@ public:
 		return evicted;
 	}
 
-	/* Unlinks the entry first: afterwards no reader keeps a new reference. */
+	/* Unlinks the entry first. From then on no reader keeps a new reference. */
 	[[nodiscard]] int claim(uint32_t i, uint32_t theirs)
 	{
 		arena<Env> *const a = memory.ready();
@@ -266,7 +265,7 @@ public:
 	}
 
 private:
-	/* Takes the entry, because find() has no register left for the index. */
+	/* The last argument is the entry, because find() has no register left for its index. */
 	template <class OnMiss>
 	[[gnu::noinline]] void *find_part(void *pd, uint64_t addr, uint64_t length, uint32_t access,
 					  OnMiss on_miss, entry<Env> &e)
@@ -333,7 +332,7 @@ private:
 
 		locked<Env> lock(a, env);
 
-		/* Another thread may have retired it. Without a lock, sweep() retires it later. */
+		/* Another thread may have retired the entry. Without a lock leave it to sweep(). */
 		if (!lock || !w.over(w.peek_relaxed()))
 			return 0;
 		lock.retire(i);

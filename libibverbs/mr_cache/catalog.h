@@ -6,9 +6,9 @@
  * searches the tree of its own rights, then the trees of larger sets of rights.
  *
  * insert() ensures that no entry contains another entry of the same tree and key. So the entries
- * are sorted by end, too, and only the last entry that starts at or before addr can serve a
- * request. The trees are treaps. Node i belongs to entry i, so inserting cannot fail. Its priority
- * is a hash of i.
+ * are sorted by end, too. Only the last entry that starts at or before the address of a request can
+ * serve the request. The trees are treaps. Node i belongs to entry i, so inserting cannot fail. The
+ * priority of node i is a hash of i.
  *
  * The mutex guards all changes. search() may run without the mutex, because it reads only indexes
  * of nodes, and its steps are limited. If search() returns a removed entry, the reader notices this
@@ -66,8 +66,8 @@ public:
 		return {alike(found.before, want), alike(found.after, want)};
 	}
 
-	/* No entry with the same rights may contain the new entry. retire(n) erases entry n, which
-	 * the new entry contains. Returns whether the new entry overlaps another. */
+	/* No entry with the same rights may contain the new entry. If the new entry contains entry
+	 * n, calls retire(n), which erases entry n. Returns whether it overlaps another entry. */
 	template <class Retire>
 	bool insert(uint32_t i, const entry<Env> *entries, const Retire &retire)
 	{

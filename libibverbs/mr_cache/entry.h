@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * One cached registration. Its word, range and rights are in one cache line. CPUs fetch lines in
- * pairs, so an entry has a pair: threads that use adjacent entries do not take lines from each
- * other. The second line has the fields that the mutex guards. Entries are never freed. A reader
- * may compare fields while they change, and compares them again after get() (word.h).
+ * pairs. An entry occupies a pair of lines, so threads that use adjacent entries do not take lines
+ * from each other. The second line has the fields that the mutex guards. Entries are never freed. A
+ * reader may compare fields while they change, and compares the fields again after get() (word.h).
  *
- * addr and length are the range of the MR. An entry serves only this range (MR_CACHE_EXACT), or any
- * part of its pages. Sizes count whole pages, because the kernel pins whole pages.
+ * addr and length are the range of the MR. With MR_CACHE_EXACT an entry serves only this range,
+ * otherwise any part of its pages. Sizes count whole pages, because the kernel pins whole pages.
  */
 #ifndef MR_CACHE_ENTRY_H
 #define MR_CACHE_ENTRY_H
@@ -16,7 +16,7 @@
 
 namespace mr_cache {
 
-/* An entry also serves requests for fewer of these rights. Relaxed ordering (key) must match. */
+/* An entry also serves requests for fewer of these rights. Relaxed ordering must be the same. */
 constexpr uint32_t RIGHTS = MR_CACHE_LOCAL_WRITE | MR_CACHE_REMOTE_WRITE | MR_CACHE_REMOTE_READ |
 			    MR_CACHE_REMOTE_ATOMIC;
 
@@ -120,7 +120,7 @@ public:
 	void *registration() const { return mr.load(std::memory_order_relaxed); }
 	uint64_t last_use() const { return stamp.load(std::memory_order_relaxed); }
 
-	/* Cheap, because taking the reference has fetched the cache line. */
+	/* This store is cheap, because taking the reference has already fetched the cache line. */
 	void use(uint64_t now) { stamp.store(now, std::memory_order_relaxed); }
 
 	/* Call this only while the word is closed. */
@@ -145,12 +145,12 @@ private:
 	atomic<uint32_t> access;
 
 public:
-	/* The cache's mutex guards these. */
+	/* The cache's mutex guards these fields. */
 	alignas(64) uint32_t link; // the next free entry, or the next to be deregistered
 	uint32_t owner;		   // an index in owners
 	enum state state;
 	bool settles;	// a thread settles it
-	uint64_t until; // the deadline of waits for the entry; 0: no thread has waited; or LATE
+	uint64_t until; // the deadline of waits for the entry, or LATE; 0: no thread has waited
 	struct {
 		uint32_t next, prev;
 	} of_owner;	// in the list of its owner

@@ -4,9 +4,9 @@
  * served such a request. The reader verifies the entry, so threads write hints without a lock.
  *
  * A bucket is a 64-bit word with two hints. A hint has a tag of 12 bits and an index of 20 bits. If
- * the tag differs, the entry is not read. With two buckets for each entry, 1 in 30 new hints finds
- * a full bucket (1 in 12 in the worst layout of buffers). The part of the table in use grows with
- * the number of entries: 1,000 entries use 16 KiB of CPU cache instead of 16 MiB.
+ * the tag differs, the reader ignores the entry. With two buckets for each entry, 1 in 30 new hints
+ * finds a full bucket (1 in 12 in the worst layout of buffers). The part of the table in use grows
+ * with the number of entries, so 1,000 entries use 16 KiB of CPU cache instead of 16 MiB.
  */
 #ifndef MR_CACHE_HINTS_H
 #define MR_CACHE_HINTS_H
@@ -29,7 +29,7 @@ public:
 		return mix(want.addr >> 12 ^ want.addr >> 19, want);
 	}
 
-	/* Returns an entry to verify, or 0. last: the last bucket in use. */
+	/* Returns an entry to verify, or 0. `last` is the last bucket in use. */
 	uint32_t lookup(uint64_t hash, uint32_t last) const
 	{
 		uint64_t both = table[place(hash, last)].load(std::memory_order_relaxed);
@@ -55,8 +55,8 @@ public:
 			   std::memory_order_relaxed);
 	}
 
-	/* Like learn(), for a request that found its entry without a hint. Only 1 of 16 calls,
-	 * chosen by a hash of the time, replaces the hint of another entry. */
+	/* Like learn(), for a request that found its entry without a hint. Only 1 of 16 calls
+	 * replaces the hint of another entry. A hash of the time chooses this call. */
 	void learn_part(uint64_t hash, uint32_t last, uint32_t index, uint64_t now)
 	{
 		const uint64_t both = table[place(hash, last)].load(std::memory_order_relaxed);
@@ -79,7 +79,7 @@ public:
 			slot.store(both >> 32, std::memory_order_relaxed);
 	}
 
-	/* Returns the last bucket for so many entries. Half of the hints keep their places. */
+	/* Returns the last bucket for this many entries. Half of the hints keep their places. */
 	static uint32_t grow(uint32_t last, uint64_t entries)
 	{
 		return entries > (last + 1) / 2 && last < MOST ? 2 * last + 1 : last;

@@ -22,7 +22,7 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-/* LeakSanitizer defines the name. NOLINTNEXTLINE(bugprone-reserved-identifier) */
+/* LeakSanitizer defines this name. NOLINTNEXTLINE(bugprone-reserved-identifier) */
 extern "C" [[gnu::weak]] void __lsan_register_root_region(const void *start, size_t size);
 
 namespace mr_cache {
@@ -53,13 +53,13 @@ struct linux_env {
 	/* In a child the count is 0, which ends each wait. */
 	struct condition {
 		void init() { count.store(1, std::memory_order_relaxed); }
-		/* Call this with the mutex, and then wait() without it. */
+		/* Call this with the mutex, and then wait() without the mutex. */
 		uint32_t ticket()
 		{
 			waiting.store(true, std::memory_order_relaxed);
 			return count.load(std::memory_order_relaxed);
 		}
-		/* Returns false after the deadline; 0: no deadline. */
+		/* Returns false after the deadline. With 0 there is no deadline. */
 		bool wait(uint32_t seen, uint64_t deadline)
 		{
 			const timespec at = {static_cast<time_t>(deadline / SECOND),
@@ -122,14 +122,14 @@ struct linux_env {
 
 		if (memory == MAP_FAILED)
 			return nullptr;
-		/* Otherwise gcore would write the whole reservation. */
+		/* Without this advice gcore would write the whole reservation. */
 		madvise(memory, whole(size) + HUGE_PAGE, MADV_DONTDUMP);
 		memory = reinterpret_cast<void *>(whole(reinterpret_cast<uintptr_t>(memory)));
 		if (madvise(memory, whole(size), MADV_WIPEONFORK)) {
 			wipe(memory, size);
 			return nullptr;
 		}
-		madvise(memory, whole(size), MADV_NOHUGEPAGE); // fails without huge pages
+		madvise(memory, whole(size), MADV_NOHUGEPAGE); // a kernel may lack huge pages
 		return memory;
 	}
 	/* Makes memory accessible up to the ends of its huge pages, and populates it. */
@@ -146,14 +146,14 @@ struct linux_env {
 		if (huge)
 			madvise(reinterpret_cast<void *>(first), end - first, MADV_HUGEPAGE);
 		if (locks.load(std::memory_order_relaxed))
-			mlock(start, size); // fails beyond the limit: the memory stays unlocked
+			mlock(start, size); // beyond the limit the memory stays unlocked
 		madvise(start, size, MADV_POPULATE_WRITE);
 		return true;
 	}
 	/*
-	 * With MCL_FUTURE mmap() locks the whole new mapping, and fails beyond the limit. So this
-	 * maps and unlocks a page, then enlarges it: the rest is not locked. locks: MCL_FUTURE is
-	 * set.
+	 * If MCL_FUTURE is set, mmap() locks the whole new mapping, and fails beyond the limit. So
+	 * this function maps one page, unlocks the page, and enlarges the mapping. The added pages
+	 * are not locked. Sets `locks` if MCL_FUTURE is set.
 	 */
 	static void *reserve(size_t size)
 	{

@@ -8,9 +8,9 @@
  *	  '-----------------'                     failed        v      | queue_dereg(): its PD or
  *	  free(): the registrar failed                 DEREG_FAILED ---' its owner ends
  *
- * retire() removes an OPEN entry from the catalog (UNLINKED) and closes it; if the entry has users,
- * the last user closes it. When a context is closed, entries with users become orphans: they end
- * without a call of the registrar.
+ * retire() removes an OPEN entry from the catalog (UNLINKED). If the entry has no users, retire()
+ * closes the entry, otherwise the last user does. When a context is closed, entries with users
+ * become orphans, which end without a call of the registrar.
  *
  * Whenever the mutex is free, the catalog has exactly the entries that are OPEN and not UNLINKED,
  * and the list of an owner has all its entries that are not FREE. A MAKING or DEREGISTERING entry
@@ -31,7 +31,7 @@ namespace mr_cache {
 
 template <class Env> class locked {
 public:
-	/* tries: how often to try the mutex; 0: wait for it. */
+	/* `tries` is how often to try the mutex. With 0, waits for the mutex. */
 	locked(arena<Env> &in, Env &with, uint32_t tries = 0)
 	    : a(in), env(with), generation(a.generation())
 	{
@@ -60,7 +60,7 @@ public:
 	static bool is_nested() { return Env::thread().inside; }
 	bool has_pending() const { return pending; }
 
-	/* Unlocks the mutex until a thread leaves the registrar. False: the deadline passed. */
+	/* Unlocks the mutex until a thread leaves the registrar. Returns false at the deadline. */
 	bool wait(uint64_t until = 0)
 	{
 		const auto seen = a.making.progress.ticket();
@@ -74,8 +74,8 @@ public:
 	}
 
 	/* Waits some milliseconds for an event. *until is the earliest deadline of all threads that
-	 * wait for the event. After it no thread waits, even if the thread that set it did not
-	 * run. */
+	 * wait for the event. After this deadline no thread waits, even if the thread that set the
+	 * deadline has not run since. */
 	bool await(uint64_t *until)
 	{
 		if (!deadline)
@@ -115,8 +115,8 @@ public:
 			retire(i);
 	}
 
-	/* Returns a closed entry without owner, or 0. Uses `kernel_words` last: their words can't
-	 * be armed again while a child has the file of the closed context. */
+	/* Returns a closed entry without an owner, or 0. Uses entries of `kernel_words` last: their
+	 * words can't be armed again while a child has the file of the closed context. */
 	uint32_t allocate()
 	{
 		uint32_t i = a.high();
@@ -135,7 +135,7 @@ public:
 		return i;
 	}
 
-	/* of_kernel: the kernel may still write the word of the entry. */
+	/* `of_kernel` means that the kernel may still write the word of the entry. */
 	void free(uint32_t i, bool of_kernel = false)
 	{
 		a.owner.remove(at(i).owner, a.entries, i);
@@ -179,8 +179,8 @@ public:
 	/*
 	 * Ends all entries of an owner, or of a PD if `who` is NULL, before the owner or PD ends.
 	 * Waits for threads that register, settle or deregister such an entry, because they use the
-	 * context. Waits a few iterations for readers, which drop unused references, but not for
-	 * users, which may leak references: the last user of an entry ends it.
+	 * context. Waits a few iterations for readers, which drop unused references. Does not wait
+	 * for users, which may leak references: the last user of an entry ends the entry.
 	 */
 	int drain(const void *who, const void *pd)
 	{
@@ -220,7 +220,7 @@ public:
 				wait();
 				continue;
 			}
-			/* If many entries are used, most have real users: do fewer iterations. */
+			/* If many entries are used, most have real users, so iterate less. */
 			const uint32_t cost = 1 + used / 16;
 
 			if (!used || is_nested() || patience < cost)
@@ -231,7 +231,7 @@ public:
 
 		const uint32_t o = a.owner.find(who);
 
-		/* If there is no lock, mark the owner: the next holder of the mutex abandons it. */
+		/* Without a lock, mark the owner. The next holder of the mutex then abandons it. */
 		if (o != a.owner.NONE && held)
 			abandon(o);
 		else if (o != a.owner.NONE)
@@ -246,7 +246,7 @@ public:
 		close(i);
 	}
 
-	/* Fails if the entry has references. */
+	/* Returns false if the entry has references. */
 	bool close(uint32_t i)
 	{
 		uint64_t seen;
@@ -266,10 +266,10 @@ public:
 		push(&pending, i);
 	}
 
-	/* Evicts and returns an idle entry of an owner. 0: the next `most` entries are in use. */
+	/* Checks `most` entries of an owner. Evicts and returns an idle entry, or returns 0. */
 	uint32_t evict(uint32_t o, uint32_t most = LOOKS)
 	{
-		/* Try the next entry if a reader takes a reference first. */
+		/* If a reader takes a reference first, try the next entry. */
 		while (uint32_t i = a.owner[o].list.oldest_idle(a.entries, most))
 			if (evict_this(i))
 				return i;
@@ -332,7 +332,7 @@ public:
 		}
 	}
 
-	/* Deregisters pending entries without the mutex. On failure entry `keeps` stays in use. */
+	/* Deregisters pending entries without the mutex. If entry `keeps` fails, it stays used. */
 	[[gnu::noinline]] int dereg_pending(uint32_t keeps = 0)
 	{
 		int error = 0;
@@ -366,7 +366,7 @@ public:
 		return error;
 	}
 
-	/* The caller has a reference. Unlocks the mutex. Retires the entry if settling fails. */
+	/* The caller has a reference. Unlocks the mutex. If settling fails, retires the entry. */
 	void settle(uint32_t i)
 	{
 		entry<Env> &e = at(i);
@@ -430,9 +430,9 @@ public:
 	}
 
 	/*
-	 * Evicts idle entries: stage 0 up to a sixteenth of all entries, later stages all. Returns
-	 * how many registrations ended, also in other threads. Waits for other threads only if the
-	 * depth of registrar calls is `inside`, the depth of the command that lacks room. An
+	 * Stage 0 evicts up to a sixteenth of all entries, later stages evict all idle entries.
+	 * Returns how many registrations ended, also in other threads. Waits for other threads only
+	 * if the depth of registrar calls is `inside`, the depth of the command that lacks room. An
 	 * allocator's hook has another depth, and must not wait.
 	 */
 	uint64_t shrink(uint32_t stage, uint32_t inside)
@@ -521,7 +521,7 @@ private:
 			a.mutex.unlock();
 		std::atomic_signal_fence(std::memory_order_seq_cst);
 		Env::thread().locks = false;
-		/* A signal handler has just closed a context. */
+		/* If a signal handler has just closed a context, lock() ends its entries. */
 		if (a.owner.some_ended()) [[unlikely]] {
 			lock();
 			if (held)
@@ -529,7 +529,7 @@ private:
 		}
 	}
 
-	/* Is the request below an eighth of a large suspended entry? A restore pins all of it. */
+	/* Is the request below an eighth of a large entry? A restore would pin the whole entry. */
 	static bool is_little(const request &want, const entry<Env> &of)
 	{
 		return of.size() >= 256 << 10 && want.length < of.size() / 8;
@@ -550,7 +550,7 @@ private:
 		return i;
 	}
 
-	/* seen: the word of the entry while it was open. */
+	/* `seen` is the word of the entry while the entry was open. */
 	void uncatalog(uint32_t i, uint64_t seen, bool evicted = false)
 	{
 		ibv_mr_cache_stats &counted = a.owner[at(i).owner].counted;
@@ -583,8 +583,8 @@ private:
 		return true;
 	}
 
-	uint32_t pending = 0;  // linked by entry.link
-	uint64_t deadline = 0; // of all short waits of this object; 0: none yet
+	uint32_t pending = 0;  // a list of entries to deregister, linked by entry.link
+	uint64_t deadline = 0; // the deadline of all short waits of this object; 0: none yet
 	bool held = false;
 };
 

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The range that a miss registers: the range of the request, or the union of this range and the
- * idle entries that overlap it.
+ * Chooses the range that a miss registers. This is the range of the request, or the union of this
+ * range and idle entries that overlap.
  *
  * If a window slides over a buffer, each position is a new range, and leaves an idle entry: 4,000
  * windows of 256 KiB, a page apart, would pin 1,000 MiB for a buffer of 16 MiB. So the cache
  * registers a union when its parts would pin DEEP times its size (SHALLOW times if it has MANY
- * parts). The union with the highest ratio is chosen, so windows become blocks, and blocks grow. A
- * union is never larger than the sum of its parts, so all unions register at most as many bytes as
- * all requests. Adjacent entries are not merged: they may be different buffers.
+ * parts). It chooses the union with the highest ratio, so windows become blocks, and blocks grow. A
+ * union is never larger than the sum of its parts, so unions do not register more bytes than the
+ * requests would. Adjacent entries may be different buffers, so the cache does not merge them.
  */
 #ifndef MR_CACHE_MERGE_H
 #define MR_CACHE_MERGE_H
@@ -19,7 +19,7 @@ namespace mr_cache {
 
 template <class Env> class merge {
 public:
-	/* bytes: the largest size of a union. */
+	/* `bytes` is the largest size of a union. */
 	merge(const request &wanted, const arena<Env> &in, uint64_t bytes)
 	    : a(in), want(wanted), most(bytes)
 	{
@@ -82,7 +82,7 @@ private:
 		return !(e.word.peek_relaxed() & (e.word.KERNEL | e.word.REFS));
 	}
 
-	/* Returns by how many bytes the entry extends the union; NONE: it does not overlap. */
+	/* Returns by how many bytes the entry extends the union, or NONE if they don't overlap. */
 	uint64_t more(uint32_t i, bool to_left) const
 	{
 		const entry<Env> &e = a.entries[i];

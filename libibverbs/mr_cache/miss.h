@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Serves a request for which the search without the mutex found no entry: searches under the mutex,
- * waits for a thread that registers the same range, makes room, registers, publishes the entry.
+ * Serves a request for which the search without the mutex found no entry. Searches under the mutex,
+ * waits for a thread that registers the same range, makes room, registers, and publishes the entry.
  *
  * The wait ends after some milliseconds, because it could be a deadlock: the other thread may wait
- * for the program's pager (userfaultfd), which may need a lock of this thread. Then this thread
- * registers, too, and the larger of the two entries stays in the catalog (deserves_place()).
+ * for the program's pager (userfaultfd), which may need a lock of this thread. After the wait this
+ * thread registers, too. The larger of the two entries stays in the catalog (deserves_place()).
  */
 #ifndef MR_CACHE_MISS_H
 #define MR_CACHE_MISS_H
@@ -19,7 +19,7 @@ namespace mr_cache {
 
 template <class Env> class miss {
 public:
-	/* as_of: a version of the index that has no entry for the request. */
+	/* `as_of` is a version of the index that has no entry for the request. */
 	miss(arena<Env> &in, Env &env, const request &wanted, void *of_owner, uint64_t as_of)
 	    : lock(in, env), a(in), want(wanted), who(of_owner), version(as_of)
 	{
@@ -37,7 +37,7 @@ public:
 			if (plain || !lock)
 				return EOPNOTSUPP;
 			version = a.index.version();
-			/* Do this before find(), because it unlocks the mutex. */
+			/* Do this before find(), because dereg_pending() unlocks the mutex. */
 			if (lock.has_pending()) {
 				lock.dereg_pending();
 				continue;
@@ -79,7 +79,7 @@ public:
 	}
 
 private:
-	/* Retires idle entries whose memory was unmapped: no request would find them. */
+	/* Retires idle entries whose memory was unmapped, because no request would find them. */
 	void sweep()
 	{
 		for (uint32_t n = SWEPT; n; n--) {
@@ -90,7 +90,7 @@ private:
 		}
 	}
 
-	/* False: the limits of the owner are too low, or too few bytes are idle. */
+	/* Returns false if the limits of the owner are too low, or if too few bytes are idle. */
 	bool make_room(uint32_t o, uint64_t size)
 	{
 		owner_record<Env> &of = a.owner[o];
@@ -111,7 +111,7 @@ private:
 		return true;
 	}
 
-	/* Returns how many entries to check for each eviction; 0: there is too little to evict. */
+	/* Returns how many entries to check for each eviction, or 0 if too few bytes are idle. */
 	uint32_t looks_for_room(uint32_t o, uint64_t size)
 	{
 		const owner_record<Env> &of = a.owner[o];
@@ -177,7 +177,7 @@ private:
 		if (lock)
 			lock.outside([&] { error = reg_and_settle(asked, e.word, &mr); });
 
-		/* This is a child: the user gets the MR, without an entry. */
+		/* In a child the user gets the MR without an entry. */
 		if (!lock) {
 			*ref = {mr, i, asked.generation};
 			return mr ? 0 : EOPNOTSUPP;
@@ -185,7 +185,7 @@ private:
 		a.making.remove(i);
 		if (error) {
 			e.word.unhold_relaxed();
-			/* EBUSY: an MR of a closed context still has the word. */
+			/* EBUSY means that an MR of a closed context still has the word. */
 			lock.free(i, error == EBUSY);
 			return error;
 		}
@@ -197,8 +197,7 @@ private:
 		return a.hit(i, lock.generation, ref);
 	}
 
-	/* Opens the entry with one reference. If it gets no place in the catalog, it is
-	 * UNLINKED. */
+	/* Opens the entry with one reference. Without a place in the catalog it is UNLINKED. */
 	void publish(uint32_t i)
 	{
 		entry<Env> &e = lock.at(i);
@@ -226,7 +225,7 @@ private:
 
 		if (e.word.peek_relaxed() & entry_word<Env>::KERNEL || a.owner[e.owner].is_gone())
 			return false;
-		/* The limits were lowered after the registration began. */
+		/* The limits may have been lowered after the registration began. */
 		if (a.owner[e.owner].is_over())
 			return false;
 		/* If the version changed, another entry may contain this entry. */

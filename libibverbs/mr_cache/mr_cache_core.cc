@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-/* The registration cache of the process. Adds the registrar of the verbs to linux_env. */
+/* The registration cache of the process. verbs_env adds the registrar of the verbs to linux_env. */
 #include "mr_cache_core.h"
 
 #if UINTPTR_MAX > UINT32_MAX
@@ -100,7 +100,7 @@ int64_t mr_cache_visit(mr_cache_visitor *visit, const void *by, bool at_end)
 
 #else
 
-/* On 32 bits nothing is cached, because some CPUs lack 64-bit atomics. No alias is called. */
+/* On 32 bits nothing is cached, because some CPUs lack 64-bit atomics. Nothing calls an alias. */
 #include <cerrno>
 
 #ifndef __clang__

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The C boundary of the registration cache. The core does not know the verbs: a PD, a context
- * (here: owner) and an MR are pointers that it only compares and returns.
+ * The C interface of the registration cache. The core does not know the verbs. A PD, a context
+ * (here called owner) and an MR are pointers that the core only compares and returns.
  *
  * All functions are thread safe, and call the registrar without a lock. They return 0 or an errno
- * value unless said otherwise. If an allocator's hook inside the registrar calls them, they don't
- * wait. A child has an empty cache and a new generation. Releasing a parent's reference is a no-op.
+ * value unless said otherwise. They do not wait if an allocator's hook inside the registrar calls
+ * them. A child has an empty cache and a new generation. It may release references of its parent,
+ * which has no effect.
  */
 #ifndef MR_CACHE_CORE_H
 #define MR_CACHE_CORE_H
@@ -26,50 +27,50 @@ enum mr_cache_access {
 	MR_CACHE_REMOTE_READ = 1 << 2,
 	MR_CACHE_REMOTE_ATOMIC = 1 << 3,
 	MR_CACHE_RELAXED_ORDERING = 1 << 20,
-	/* The registration serves exactly this range and these rights, and no part of its pages. */
+	/* The registration serves only exactly this range and these rights. */
 	MR_CACHE_EXACT = 1 << 21,
 };
 
 struct mr_cache_request {
 	void *pd;
 	void *owner;
-	uint64_t addr; /* the range for the fields of the MR */
+	uint64_t addr; /* the range that the fields of the MR show */
 	uint64_t length;
-	uint64_t start; /* the range to register: whole pages, or with MR_CACHE_EXACT as above */
+	uint64_t start; /* the range to register: whole pages; with MR_CACHE_EXACT as above */
 	uint64_t size;
 	uint32_t access;
 	uint32_t index; /* as in struct mr_cache_ref */
 	uint32_t generation;
-	bool merged; /* a union: evict nothing for it. The request alone may need less room. */
+	bool merged; /* a union: don't evict for it, because the request alone needs less room */
 };
 
 /*
- * The registrar (mr_cache_registrar.c). Registers the MR, and arms it with the word. Bits 0-7 of
- * the word are 0, and belong to the kernel from now on. EOPNOTSUPP: register without cache.
+ * The registrar (mr_cache_registrar.c). This function registers an MR, and arms it with the word.
+ * Bits 0-7 of the word are 0, and belong to the kernel from now on. EOPNOTSUPP: use no cache.
  */
 int mr_cache_reg_entry(const struct mr_cache_request *request, uint64_t *word, void **mr);
-/* After 0 the word says INVALID, or has no bit of the kernel. */
+/* When this has returned 0, the word says INVALID, or has no bit of the kernel. */
 int mr_cache_settle_entry(void *mr);
-/* After 0 the kernel does not write the word any more. */
+/* When this has returned 0, the kernel does not write the word any more. */
 int mr_cache_dereg_entry(void *mr);
-/* The settings of a new owner. The caller has a lock, so these must not call the cache. */
+/* The settings of a new owner. The functions must not call the cache: the caller has the mutex. */
 struct ibv_mr_cache_limits mr_cache_first_limits(void *owner);
 uint64_t mr_cache_max_merge(void *owner); /* the largest merged registration, in bytes */
 
 /* The bits of a word that count references. */
 #define MR_CACHE_IN_USE 0x3fffffc00ULL
 
-/* A reference, which fits into two registers. Several references may have the same mr. */
+/* A reference. The struct fits into two registers. Several references may have the same mr. */
 struct mr_cache_ref {
 	void *mr; /* from the registrar; NULL: no reference */
 	uint32_t index;
 	uint32_t generation; /* never 0 */
 };
 
-/* Starts the cache. After ENOMEM or EOPNOTSUPP (32 bits) it stays off. */
+/* Starts the cache. If this fails with ENOMEM or EOPNOTSUPP (32 bits), the cache stays off. */
 int mr_cache_init(void);
 
-/* Returns the mr with exactly this range, and takes a reference. Otherwise jumps to
+/* If an mr has exactly this range, takes a reference and returns the mr. Otherwise jumps to
  * mr_cache_on_miss(), with a reference to an mr with a larger range, or without a reference. */
 void *mr_cache_find(void *pd, uint64_t addr, uint64_t length, uint32_t access);
 void *mr_cache_on_miss(void *pd, uint64_t addr, uint64_t length, uint32_t access,
@@ -79,15 +80,15 @@ void *mr_cache_on_miss(void *pd, uint64_t addr, uint64_t length, uint32_t access
 int mr_cache_acquire(void *pd, void *owner, uint64_t addr, uint64_t length, uint32_t access,
 		     struct mr_cache_ref *ref);
 
-/* EINVAL: the reference was released before. Other errors: the caller still has it. */
+/* Returns EINVAL if the reference was released before. After other errors the caller keeps it. */
 int mr_cache_release(uint32_t index, uint32_t generation);
 
-/* Removes the registration from the index. 0: the caller has the only reference (threads that share
- * it may all get 0). EBUSY: there are other users. EAGAIN: a signal handler interrupted the
- * cache. */
+/* Removes the registration from the index. Returns 0 if the caller has the only reference. If
+ * threads share this reference, all of them may get 0. EBUSY: there are other users. EAGAIN: the
+ * caller is a signal handler that has interrupted the cache. */
 int mr_cache_claim(uint32_t index, uint32_t generation);
 
-/* Returns 1 if a valid cached registration contains the range and allows the access, or 0. */
+/* Returns 1 if a valid cached registration contains the range and allows the access, else 0. */
 int mr_cache_covers(void *pd, uint64_t addr, uint64_t length, uint32_t access);
 
 /* Sets the limits (to) and returns the old limits (from). Both may be NULL. */
@@ -107,14 +108,15 @@ uint64_t mr_cache_idle_bytes(void);
 
 int mr_cache_is_on(void);
 
-/* Evicts some idle registrations of all owners (stage 0), or all (later). Returns how many were
- * deregistered, also by other threads. by_cache: a command of the registrar lacks room. */
+/* In stage 0 evicts some idle registrations of each owner, in later stages all of them. Returns how
+ * many registrations ended, also in other threads. `by_cache` means that the command that lacks
+ * room is a command of the registrar. */
 uint64_t mr_cache_shrink(uint32_t stage, bool by_cache);
 
 /*
  * Calls visit() for each owner. A lock is held, so visit() must not call the cache. If visit()
  * returns true, evicts all idle registrations of this owner. Returns how many were evicted, or -1
- * if it gets no lock (at_end: it tries only briefly).
+ * without the lock. If `at_end` is true, the call tries only briefly to get the lock.
  */
 typedef bool mr_cache_visitor(void *owner, const struct ibv_mr_cache_stats *statistics,
 			      const void *by);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-/* The owners of registrations (each is a verbs context): limits, statistics, entries. */
+/* The limits, statistics and entries of the owners of registrations. Each owner is a context. */
 #ifndef MR_CACHE_OWNERS_H
 #define MR_CACHE_OWNERS_H
 
@@ -13,14 +13,14 @@ template <class Env> class entry_list {
 public:
 	uint32_t size() const { return count; }
 
-	/* 0: the end of the list. */
+	/* The index 0 is the end of the list. */
 	uint32_t begin() const { return first; }
 	static uint32_t after(const entry<Env> *entries, uint32_t i)
 	{
 		return entries[i].of_owner.next;
 	}
 
-	/* Returns the entry at the hand, and advances the hand; 0: the list is empty. */
+	/* Returns the entry at the hand, and advances the hand. Returns 0 if the list is empty. */
 	uint32_t turn(const entry<Env> *entries)
 	{
 		uint32_t i = hand ? hand : first;
@@ -32,7 +32,7 @@ public:
 
 	/*
 	 * Checks the next EXAMINED entries, and returns an invalid entry or the idle entry with the
-	 * oldest stamp. If all are in use, checks more, up to `most` entries. 0: all are in use.
+	 * oldest stamp. If all are in use, checks up to `most` entries. Returns 0 if none is idle.
 	 */
 	uint32_t oldest_idle(const entry<Env> *entries, uint32_t most)
 	{
@@ -89,12 +89,12 @@ private:
 
 	uint32_t first;
 	uint32_t last;
-	uint32_t hand; // where the next search starts, as the hand of a clock; 0: at the first
+	uint32_t hand; // where the next search starts, as the hand of a clock; 0: at `first`
 	uint32_t count;
 };
 
 template <class Env> struct owner_record {
-	/* NULL: closed or free. Atomic, because a signal handler may end the owner. */
+	/* NULL if the owner is closed or free. Atomic: a signal handler may end the owner. */
 	typename Env::template atomic<void *> name;
 	bool in_use; // has a name, or still has entries
 	ibv_mr_cache_limits limits;
@@ -123,7 +123,7 @@ template <class Env> struct owner_record {
 		list = {};
 	}
 	void *who() const { return name.load(std::memory_order_relaxed); }
-	/* Was its context closed? It may still have entries. */
+	/* Was the context of this owner closed? The owner may still have entries. */
 	bool is_gone() const { return !who(); }
 };
 

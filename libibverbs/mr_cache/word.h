@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The notification word of an entry: one atomic with the kernel's bits, the state of the entry and
- * its references. So one instruction takes a reference and returns whether the entry is valid.
+ * The notification word of an entry has the kernel's bits, the state of the entry and its
+ * references. So one atomic instruction takes a reference and returns whether the entry is valid.
  *
  *   63          34 33     32        10  9        8       7        0
  *   | uses (30)   | FULL | references | UNLINKED | CLOSED | kernel  |
  *
  * kernel   INVALID, SUSPECT and SUSPENDED, set by the kernel, asynchronously
- * CLOSED   the entry has no users: free or being registered (both with one reference), or ending
+ * CLOSED   the entry has no users: it is free or being registered (with one reference), or ending
  * UNLINKED the entry is not in the index any more: the last user deregisters it
  * FULL     the top bit of the references: 8 million more would overflow
  * uses     references taken since open(); a reader moves the top bit (FOLD) to the statistics
@@ -61,7 +61,7 @@ public:
 	static bool idle(uint64_t seen) { return !(seen & (REFS | CLOSED)); }
 	static uint64_t uses(uint64_t seen) { return seen / USE; }
 	static bool suspended(uint64_t seen) { return seen & SUSPENDED; }
-	/* The thread that finds this retires the entry. */
+	/* If this is true, the thread that sees the word retires the entry. */
 	static bool over(uint64_t seen) { return idle(seen) && seen & (INVALID | UNLINKED); }
 
 	/* The value may be out of date. */
@@ -70,8 +70,8 @@ public:
 	/* Returns the old word, which tells whether to keep the reference. Pairs with open(). */
 	uint64_t get_acquire() { return value.fetch_add(REF + USE, std::memory_order_acquire); }
 
-	/* Drops a reference that was not used. True: the entry has to be retired. In a child the
-	 * word may have no reference. */
+	/* Drops a reference that was not used. Returns true if the caller must retire the entry. In
+	 * a child the word may have no reference. */
 	bool put_unused_release()
 	{
 		const uint64_t seen = value.fetch_sub(REF + USE, std::memory_order_release);
@@ -92,12 +92,12 @@ public:
 			return true;
 		return references > REF && !(seen & CLOSED);
 	}
-	/* Did put() lack a reference? The references of a closed word belong to no user. */
+	/* Did no user have a reference before put()? A closed word has no references of users. */
 	static bool unused(uint64_t seen) { return !used(seen) || seen & CLOSED; }
 
 	void undo_put_relaxed() { value.fetch_add(REF, std::memory_order_relaxed); }
 
-	/* Closes the word and sets uses to 0; false if it has references. */
+	/* Closes the word and sets uses to 0. Returns false if the word has references. */
 	bool close_acquire(uint64_t *seen)
 	{
 		*seen = peek_relaxed();
@@ -133,7 +133,7 @@ public:
 		return value.fetch_add(references * REF - CLOSED, std::memory_order_release);
 	}
 
-	/* A reader that takes a reference after this drops the reference again. */
+	/* If a reader takes a reference later, the reader drops it again. */
 	void mark_unlinked_relaxed() { value.fetch_or(UNLINKED, std::memory_order_relaxed); }
 
 	/* Clears FOLD. If FOLD was set, the caller adds its value to the hits, under the mutex. */
