@@ -26,7 +26,7 @@ __attribute__((format(printf, 1, 2))) static void say(const char *format, ...)
 		return; /* there is no other place for the message */
 }
 
-/* Prints nothing if nothing was registered, as in most forked children (their cache is empty). */
+/* Skips a context that registered nothing, as in most forked children: their cache starts empty. */
 static bool report(void *context, const struct ibv_mr_cache_stats *seen,
 		   const void *unused)
 {

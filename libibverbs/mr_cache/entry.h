@@ -16,7 +16,7 @@
 
 namespace mr_cache {
 
-/* An entry also serves requests for fewer of these rights. Relaxed ordering must be the same. */
+/* An entry also serves requests for fewer of these rights. Relaxed ordering must match. */
 constexpr uint32_t RIGHTS = MR_CACHE_LOCAL_WRITE | MR_CACHE_REMOTE_WRITE | MR_CACHE_REMOTE_READ |
 			    MR_CACHE_REMOTE_ATOMIC;
 

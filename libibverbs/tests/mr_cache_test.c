@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Tests how the registration cache affects other verbs, with a fake device: the provider is a few
- * functions, and the kernel is the ioctl() below. So the cases can cause special faults: a command
- * fails in the middle, or lacks memory only once. The program also replaces some verbs, as a
- * preloaded library does.
+ * Tests how the registration cache affects other verbs. The device is fake: the provider is a few
+ * functions, and the kernel is the ioctl() below. So the cases can cause special faults, for example
+ * a command that lacks memory only once. The program also replaces some verbs, as a preloaded
+ * library does.
  */
 #define _GNU_SOURCE
 #include <config.h>
@@ -47,13 +47,13 @@ struct fake {
 	struct ibv_pd pd;
 	uint64_t posted[64];
 	unsigned int num_posted;
-	unsigned int lacks_memory;	/* so many of the next commands fail */
-	unsigned int interrupted;	/* so many of the next registrations fail */
-	uint64_t refused_command;	/* the first call fails with errno refusal */
+	unsigned int lacks_memory;	/* how many commands will fail from now on */
+	unsigned int interrupted;	/* how many registrations will fail from now on */
+	uint64_t refused_command;	/* the first call fails with `refusal` as errno */
 	int refusal;
 	unsigned int commands_called;	/* calls of refused_command */
-	int access_seen;		/* by the provider */
-	volatile char *tracked;		/* memory of the provider; a write to it faults */
+	int access_seen;		/* the access that the provider saw last */
+	volatile char *tracked;		/* memory of the provider, to which a write faults */
 	int has_signals;		/* the signals that a registration does not block */
 	unsigned int methods_called;
 	unsigned int registered;
@@ -64,17 +64,17 @@ struct fake {
 	sem_t arrived;
 	sem_t may_go_on;
 	enum { NEVER, IN_PROVIDER, WITH_LOCK } exits;	/* where to exit(), like a signal handler */
-	unsigned int *ended;		/* registrations ended by the kernel, also of children */
-	bool is_half_done;		/* inside malloc(): the heap can't be used */
+	unsigned int *ended;		/* registrations that the kernel ended, also in children */
+	bool is_half_done;		/* inside malloc(), so the heap can't be used */
 	unsigned int pinned;		/* VmPin in KiB, if not 0 */
 	unsigned int acquired, released;	/* sanitizer calls for the MR @told */
 	void *told;
 	void *released_last;
 };
 
-/* For libibverbs, which locks and allocates before the first case. */
+/* libibverbs locks and allocates before the first case, and then uses no_case. */
 static struct fake no_case, *fake = &no_case;
-static __thread enum { NOWHERE, AT_YIELD, AT_DISARM } waits;	/* once */
+static __thread enum { NOWHERE, AT_YIELD, AT_DISARM } waits;	/* where to wait once */
 static __thread bool is_cancelled;	/* in malloc() */
 static int failures;
 
@@ -156,7 +156,6 @@ static void pass_exit(int place)
 	exit(0);
 }
 
-/* Replaces libc's function. */
 int pthread_mutex_unlock(pthread_mutex_t *mutex)
 {
 	static int (*next)(pthread_mutex_t *);
@@ -179,7 +178,6 @@ void *malloc(size_t size)
 	return __libc_malloc(size);
 }
 
-/* Replaces libc's function. */
 int ioctl(int fd, unsigned long request, ...)
 {
 	const struct ib_uverbs_ioctl_hdr *hdr;
@@ -196,7 +194,7 @@ int ioctl(int fd, unsigned long request, ...)
 		return fake->registered ? fail(EBUSY) : 0;
 	if (hdr->object_id & UVERBS_ID_DRIVER_NS)
 		return fake->commands_called++ ? 0 : fail(fake->refusal);
-	/* The kernel's error for a command without a request. */
+	/* The kernel returns this error for a command without a request. */
 	if (hdr->num_attrs == 1)
 		return fail(ENOSPC);
 	if (fake->refused_command && hdr->attrs[0].data == fake->refused_command)
@@ -571,11 +569,11 @@ static int end_of_arming(struct arming *other)
 	return pthread_timedjoin_np(other->thread, NULL, &limit) ? -1 : other->ret;
 }
 
-/* If two threads arm an MR that was cached, one of them succeeds, as with any other MR. */
+/* If two threads arm an MR that was cached, one thread succeeds, as with any other MR. */
 static void test_two_arm(struct ibv_pd *pd)
 {
 	struct ibv_mr *mr = reg_page(pd, 0, IBV_ACCESS_LOCAL_WRITE);
-	/* Static, because a thread that hangs goes on using them. */
+	/* These are static, because a hanging thread may still use them after the test. */
 	static struct arming other;
 	static uint64_t word;
 	int ret;
@@ -660,7 +658,7 @@ static unsigned int child_ends(struct ibv_pd *by, int where, int by_exit)
 
 /*
  * exit() must not call a provider that is inside a call, or whose destructor has run. If the thread
- * that exits holds the lock, the lock is never unlocked.
+ * that exits holds the lock, the lock stays locked.
  */
 static void test_child_ends(struct ibv_pd *pd)
 {
@@ -728,7 +726,7 @@ static void test_unimport(struct ibv_pd *pd)
 	CHECK(fake->registered == 0);
 }
 
-/* Decimal, or hexadecimal with 0x. Other text is ignored. Each context reads the variable. */
+/* Numbers are decimal, or hexadecimal with 0x. Other text is ignored. Each context reads them. */
 static void test_numbers(struct ibv_pd *pd)
 {
 	static const struct {
@@ -828,7 +826,7 @@ static int execute(struct ibv_context *context, uint64_t command)
 	return execute_ioctl(context, cmd);
 }
 
-/* Runs @what in a child with its standard error in a file; returns the child's status. */
+/* Runs @what in a child with its standard error in a file. Returns the child's status. */
 static int in_child(int (*what)(void), char *said, size_t size)
 {
 	const int file = memfd_create("stderr", 0);
@@ -892,7 +890,7 @@ static int register_too_much(void)
 	struct ibv_pd pd = { .context = open_device() };
 
 	if (!getuid()) {
-		/* More memory than the machine has. */
+		/* Asks for more memory than the machine has. */
 		fill_cache(&pd);
 		CHECK(execute_registration(pd.context, 1ULL << 60) == ENOMEM);
 		CHECK(fake->commands_called == 1);
@@ -1012,7 +1010,7 @@ static void test_report_allocates_nothing(struct ibv_pd *pd)
 	CHECK(strstr(said, ": 0 hits, 1 misses, "));
 }
 
-/* Counts as an ordinary user. If RLIMIT_MEMLOCK is below 1 MiB, the cache is off. */
+/* Counts entries as an ordinary user. If RLIMIT_MEMLOCK is below 1 MiB, the cache is off. */
 static int count_entries(rlim_t lockable)
 {
 	const struct rlimit limit = { lockable, lockable };
@@ -1114,7 +1112,7 @@ void __tsan_release(void *of)
 	fake->released_last = of;
 }
 
-/* The sanitizer learns that each use is after the registration and before the MR is freed. */
+/* The cache tells the sanitizer that each use is after the registration and before the free(). */
 static void test_thread_sanitizer(struct ibv_pd *pd)
 {
 	fake->told = reg_page(pd, 0, CACHED);
@@ -1151,7 +1149,7 @@ static void *register_cancelled(void *arg)
 	return NULL;
 }
 
-/* When a thread is cancelled, it has the MR of a part, or no reference. */
+/* A thread that is cancelled has the MR of a part, or no reference. */
 static void test_cancelled(struct ibv_pd *pd)
 {
 	struct ibv_mr *mr;
@@ -1168,7 +1166,7 @@ static void test_cancelled(struct ibv_pd *pd)
 
 static void run_case(void (*test)(struct ibv_pd *pd))
 {
-	fake = calloc(1, sizeof(*fake)); /* kept: a thread that hangs goes on using it */
+	fake = calloc(1, sizeof(*fake)); /* not freed, because a hanging thread may still use it */
 	fake->ended = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	sem_init(&fake->arrived, 0, 0);
 	sem_init(&fake->may_go_on, 0, 0);

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Tests the MR notification verbs with a table instead of a kernel: their requests, their results
- * for each answer, and the calls that they refuse without asking the kernel.
+ * Tests the MR notification verbs. A table replaces the kernel. The cases check the requests of the
+ * verbs, their results for each answer, and the calls that they refuse without asking the kernel.
  */
 #include "../mr_notify.c"
 #include "../mr_notify_cmd.c"
 
 #include <stdio.h>
 
-/* The next answers (the last is repeated), and the requests. */
+/* The fake kernel's next answers, the last of which it repeats, and the last request. */
 static const int *answers;
 static unsigned int calls;
 static struct ib_uverbs_ioctl_hdr asked;
@@ -112,7 +112,7 @@ static void test_outcomes(void)
 		}
 }
 
-/* A short attribute is passed by value: the word's address, not the word. */
+/* The attribute must have the address of the word as its value. */
 static void test_word_address(void)
 {
 	static const int good[] = { 0, -1 };

@@ -13,9 +13,9 @@ std::string name_of(const char *library, version v)
 }
 
 /*
- * UCX warns of unknown variables, so each variable is set only for the versions that have it.
- * The cache of the InfiniBand domains (src/uct/ib/base/ib_md.c) exists up to 1.15, the cache of
- * UCP (src/ucp/core/ucp_mm.c) since 1.13.
+ * UCX warns of unknown variables, so each variable is set only for the versions that know it.
+ * The cache of the InfiniBand domains (src/uct/ib/base/ib_md.c) exists up to version 1.15. The
+ * cache of UCP (src/ucp/core/ucp_mm.c) exists since version 1.13.
  */
 void for_ucx(version v, environment &out)
 {
@@ -63,8 +63,8 @@ environment environment_for(const libraries &found)
 	    !(found.open_mpi && found.open_mpi->is < version{5, 0}))
 		return out;
 	/*
-	 * If one library needs our cache, all use it: the kernel refuses a second word for a
-	 * registration of our cache.
+	 * If one library needs our cache, all libraries use our cache, because the kernel refuses
+	 * a second word for a registration of our cache.
 	 */
 	if ((found.ucx || found.libfabric) && !needs_ours(found.ucx) &&
 	    !needs_ours(found.libfabric)) {

@@ -23,7 +23,7 @@ struct environment {
 	std::vector<std::string> kept;	/* libraries with a cache that checks the kernel's word */
 	std::vector<std::string> risks; /* warnings for the user */
 
-	/* If false, none of the libraries registers memory. */
+	/* Returns false if none of the libraries registers memory. */
 	bool useful() const { return !lines.empty() || !kept.empty(); }
 	bool ours() const { return kept.empty(); }
 };

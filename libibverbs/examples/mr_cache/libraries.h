@@ -20,7 +20,7 @@ struct version {
 
 struct library {
 	version is;
-	bool asks_kernel = false; /* its cache checks the kernel's word (buildlib/consumers) */
+	bool asks_kernel = false; /* the cache checks the kernel's word (buildlib/consumers) */
 };
 
 struct libraries {

@@ -147,7 +147,7 @@ void print(const nlohmann::ordered_json &seen)
 			   value.is_string() ? value.get<std::string>() : value.dump());
 }
 
-/* Returns the named device. For "": the device of MR_NOTIFY_DEVICE, or else all devices. */
+/* Returns the named device. For "" returns the device of MR_NOTIFY_DEVICE, or all devices. */
 std::vector<std::string> chosen_devices(const std::string &name)
 {
 	int count = 0;
@@ -178,7 +178,7 @@ std::string passed_on(const mr_cache::environment &to_set)
 	return out;
 }
 
-/* Prints a sentence for the user on standard error: the shell evaluates standard output. */
+/* Prints a sentence for the user on standard error, because the shell evaluates standard output. */
 void tell(const std::string &sentence)
 {
 	fmt::print(stderr, "ibv_mr_cache: {}\n", sentence);
@@ -301,7 +301,7 @@ int main(int argc, char **argv)
 		if (std::fflush(stdout) || std::ferror(stdout))
 			throw std::runtime_error("the output could not be written");
 		return ended;
-	} catch (const CLI::ParseError &e) { /* also for --help */
+	} catch (const CLI::ParseError &e) { /* --help throws this, too */
 		return app.exit(e) ? failed : right;
 	} catch (const std::exception &e) {
 		fmt::print(stderr, "ibv_mr_cache: {}\n", e.what());

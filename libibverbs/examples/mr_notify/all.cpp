@@ -14,7 +14,7 @@
 namespace mr_notify {
 namespace {
 
-/* The most pages to check, each with a read and a write. */
+/* The largest number of pages to check, each by a read and a write. */
 constexpr std::size_t most = 4;
 constexpr int rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
 
@@ -80,7 +80,7 @@ bool all_check::ended_well(ibv_wc_status status)
 	return status == IBV_WC_SUCCESS;
 }
 
-/* The device comes first: the CPU's access would bring the page in. */
+/* The device accesses the page before the CPU, because the CPU's access would bring the page in. */
 std::string all_check::look(range page)
 {
 	const range peer = peer_.registered();
@@ -111,7 +111,7 @@ std::string all_check::try_operation(const operation &what, std::size_t length)
 {
 	if (what.watch)
 		throw unsupported("it is another process's memory");
-	/* A fault of the CPU would wait, too. odp_wait_test.cpp tests such faults. */
+	/* The CPU would wait in such a fault, too. odp_wait_test.cpp tests such faults. */
 	if (what.name.find("userfaultfd") != std::string::npos ||
 	    what.name.find("UFFDIO") != std::string::npos)
 		throw unsupported("a fault would wait for an answer");
@@ -127,9 +127,9 @@ std::string all_check::try_operation(const operation &what, std::size_t length)
 	try {
 		what.apply(m);
 	} catch (const not_refused &) {
-		/* The kernel refuses this for pinned pages only */
+		/* The kernel refuses this operation for pinned pages only. */
 	}
-	/* If the witness's pages changed, the MR's pages must have changed: none is pinned */
+	/* If the witness's pages changed, the MR's pages must have changed: no page is pinned. */
 	if (has_witness && frames(r) == before)
 		return "the kernel left the pages alone, but not those beside them";
 	for (std::size_t i = 0; i < count; i++) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Runs the test matrix with one MR of all memory. After each operation the
- * device must see the same bytes as the CPU, although nothing was armed,
- * registered again or pinned.
+ * Runs the test matrix with one MR of all memory, which is not armed, registered
+ * again or pinned. After each operation the device must see the same bytes as the
+ * CPU.
  */
 #ifndef MR_NOTIFY_ALL_H
 #define MR_NOTIFY_ALL_H
@@ -17,10 +17,10 @@ namespace mr_notify {
 
 class all_check {
 public:
-	/* Throws unsupported if the device has no such MRs. */
+	/* Throws unsupported if the device has no MR of all memory. */
 	explicit all_check(const device &on);
 
-	/* Returns "" or the complaint. Throws unsupported if the operation does. */
+	/* Returns "" or the complaint. Throws unsupported if the operation throws it. */
 	std::string try_operation(const operation &what, std::size_t length);
 
 private:
@@ -31,9 +31,9 @@ private:
 	owned<ibv_mr> all_;
 	memory peer_;
 	/*
-	 * An error breaks a connection. All connections are made before the operation. Later
-	 * the memory that a connection maps could land in the range that the operation has
-	 * unmapped.
+	 * An error breaks a connection, so the row needs several. It makes all of them before
+	 * the operation. Later the memory that a connection maps could land in the range that
+	 * the operation has unmapped.
 	 */
 	std::deque<loopback> links_;
 	unsigned char pattern_ = 0;

@@ -29,7 +29,7 @@ private:
 	const device &on_;
 	memory peer_;
 	owned<ibv_mr> peer_mr_;
-	std::optional<loopback> link_; /* made again after an error broke it */
+	std::optional<loopback> link_; /* made again after an error has broken it */
 	unsigned char pattern_ = 0;
 };
 

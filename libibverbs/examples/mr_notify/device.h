@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * An opened RDMA device and the objects made on it, each closed by a destructor:
- * context, protection domain, registrations.
+ * An opened RDMA device, its protection domain and its registrations. Destructors
+ * close these objects.
  */
 #ifndef MR_NOTIFY_DEVICE_H
 #define MR_NOTIFY_DEVICE_H
@@ -36,7 +36,7 @@ void check_verb(int error, const char *verb);
 class device {
 public:
 	/*
-	 * Opens the device with this name. Without a name: the device in the environment
+	 * Opens the device with this name. Without a name opens the device in the environment
 	 * variable MR_NOTIFY_DEVICE, or the first device.
 	 */
 	explicit device(const std::string &name = "");

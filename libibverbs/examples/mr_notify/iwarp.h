@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Connects two queue pairs by iWARP. iWARP ends can't exchange addresses by
- * themselves, only through a connection manager. The queue pairs must outlive their
- * connection.
+ * Connects two queue pairs by iWARP. The ends can exchange addresses only through a
+ * connection manager. The queue pairs must outlive their connection.
  */
 #ifndef MR_NOTIFY_IWARP_H
 #define MR_NOTIFY_IWARP_H
@@ -25,7 +24,7 @@ public:
 
 	iwarp_events();
 	owned<rdma_cm_id> make_id() const;
-	/* Waits for an event. Returns the event's id, for a connection request a new id. */
+	/* Waits for an event. Returns the event's id, which is new for a connection request. */
 	rdma_cm_id *next(rdma_cm_event_type expected) const;
 
 private:
@@ -51,7 +50,7 @@ private:
 
 class iwarp_caller {
 public:
-	/* Starts to connect; afterwards the passive end may accept. */
+	/* Starts to connect. Then the passive end may accept. */
 	iwarp_caller(ibv_qp *qp, const sockaddr_in &to);
 	/* Waits until the connection is established. */
 	void finish() const;
@@ -63,7 +62,7 @@ private:
 	iwarp_events::owned<rdma_cm_id> id_;
 };
 
-/* Both ends in this process. */
+/* A connection whose ends are both in this process. */
 class iwarp_connection {
 public:
 	iwarp_connection(const device &on, ibv_qp *near_end, ibv_qp *far_end);

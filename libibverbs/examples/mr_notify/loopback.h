@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * A reliable connection from a device to itself: this process is its own peer,
+ * A reliable connection from a device to itself. This process is its own peer,
  * so one program sees both ends of an RDMA operation.
  */
 #ifndef MR_NOTIFY_LOOPBACK_H
@@ -17,7 +17,7 @@ class loopback {
 public:
 	using patience = mr_notify::patience;
 
-	/* @srq: the receive queue of both ends; @most: the largest MTU */
+	/* @srq is the receive queue of both ends, and @most is the largest MTU. */
 	explicit loopback(const device &on, ibv_srq *srq = nullptr, ibv_mtu most = IBV_MTU_4096);
 	loopback(const device &on, ibv_srq *srq, ibv_mtu most, const patience &ends);
 
@@ -39,9 +39,9 @@ public:
 	bool refused(ibv_wc_status status) const;
 
 	/*
-	 * Starts an operation without waiting; poll() and wait() return its status. For
+	 * Starts an operation without waiting. poll() and wait() return its status. For
 	 * IBV_WR_SEND_WITH_INV @rkey is the key to invalidate. @flags is
-	 * IBV_SEND_SIGNALED or 0; failures and iWARP writes always have a completion.
+	 * IBV_SEND_SIGNALED or 0. Failures and iWARP writes always have a completion.
 	 */
 	void start(ibv_wr_opcode opcode, const ibv_mr *mr, range local, const void *remote,
 		   uint32_t rkey, unsigned int flags = IBV_SEND_SIGNALED);

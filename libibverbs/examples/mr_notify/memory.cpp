@@ -225,7 +225,7 @@ memory sysv(std::size_t length)
 
 memory mapped_file(std::size_t length)
 {
-	/* The end of this program's file (symbols, sections), which no process maps. */
+	/* Uses the end of this program's file (symbols, sections), which no process maps. */
 	const int fd = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
 
 	if (fd < 0)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The memory that an operation of the test matrix works on: how it was mapped,
- * the registered part, and the parts that the destructor unmaps.
+ * The memory that an operation of the test matrix changes. A part of the memory is
+ * registered. The destructor unmaps the memory.
  */
 #ifndef MR_NOTIFY_MEMORY_H
 #define MR_NOTIFY_MEMORY_H
@@ -14,12 +14,12 @@
 
 namespace mr_notify {
 
-/* This kernel or machine can't do the operation, and the text says why. This is not a failure. */
+/* This kernel or machine can't do the operation, for the reason in the text. Not a failure. */
 struct unsupported : std::runtime_error {
 	using std::runtime_error::runtime_error;
 };
 
-/* The kernel did an operation that it refuses if pages are pinned. */
+/* The kernel did an operation that it must refuse if pages are pinned. */
 struct not_refused : std::runtime_error {
 	using std::runtime_error::runtime_error;
 };
@@ -35,10 +35,10 @@ struct range {
 };
 
 /*
- * Owns mappings, and their file if there is one. It can be moved. An operation that
- * unmaps memory calls forget() first: otherwise the destructor would unmap memory that
- * another owner has mapped there since. An operation that maps memory calls own() only
- * after the system call has succeeded.
+ * Owns mappings, and their file if there is one. The object can be moved. An operation
+ * that unmaps memory calls forget() first. Without forget() the destructor would unmap
+ * memory that another owner has mapped there since. An operation that maps memory calls
+ * own() after the system call has succeeded.
  */
 class memory {
 public:
@@ -48,10 +48,10 @@ public:
 	memory &operator=(memory &&other) noexcept;
 	~memory();
 
-	/* The registered part: all of the memory, unless set otherwise. */
+	/* The registered part. By default this is all of the memory. */
 	range registered() const { return registered_; }
 	void set_registered(range part) { registered_ = part; }
-	/* Used like the registered part, but not registered; see witness.h. May be empty. */
+	/* The witness is used like the registered part, but not registered. It may be empty. */
 	range witness() const { return witness_; }
 	void set_witness(range part) { witness_ = part; }
 	/* The registered part and the witness, which follows it. */
@@ -90,10 +90,10 @@ memory shared_file(std::size_t length);
 memory private_file(std::size_t length);
 memory hugetlb(std::size_t length, bool shared);
 memory sysv(std::size_t length);
-/* A shared mapping of a file on a disk or another machine: it can be pinned for reading only. */
+/* A shared mapping of a file on a disk or a server. It can be pinned for reading only. */
 memory mapped_file(std::size_t length);
 
-/* After the memory comes a witness: as much memory of the same kind. */
+/* A witness follows the memory. It is as large, and of the same kind. */
 memory anonymous_with_witness(std::size_t length);
 memory shared_file_with_witness(std::size_t length);
 

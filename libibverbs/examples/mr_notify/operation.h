@@ -21,8 +21,8 @@ enum class effect {
 /* Which processes an operation may disturb. */
 enum class reach {
 	process,      /* no other process */
-	process_once, /* no other process, but takes long: done once, not timed */
-	system,	      /* the whole machine: caches dropped, a page poisoned, swap switched on */
+	process_once, /* no other process; it takes long, so it runs once and is not timed */
+	system,	      /* the whole machine, for example its caches, a page, or its swap space */
 };
 
 struct operation {
@@ -38,7 +38,7 @@ struct operation {
 
 	/*
 	 * May the operation leave the registered pages in place although it moves the witness?
-	 * Balancing and compaction choose their pages. Punching a hole changes another range.
+	 * Balancing and compaction choose their pages, and a hole is in another range.
 	 */
 	bool may_leave_alone() const
 	{

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Rows of the table: the process that armed the registration ends by itself, by a
- * signal or by the OOM killer, and another process watches the word.
+ * Rows of the table in which the process that armed the registration ends by itself, by
+ * a signal or by the OOM killer. Another process watches the word.
  */
 #include "rows.h"
 
@@ -53,10 +53,10 @@ observation kill_it(const device &on, std::size_t length)
 	return seen;
 }
 
-/* Observes a process that stops at its exit, after its memory was taken as by the OOM reaper. */
+/* Observes a process that has lost its memory, for example to the OOM reaper, before it exits. */
 void look_before_exit(victim &one, observation &seen)
 {
-	/* A worker of the kernel revokes the registration, before the process exits. */
+	/* A worker of the kernel revokes the registration before the process exits. */
 	happens([&] { return one.pinned_bytes() == 0; });
 	seen.pages_pinned = one.pinned_bytes() / page_size();
 	seen.word_settled = one.word();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Rows of the table: memory that the device may only read. A mapped file can't be
+ * Rows of the table with memory that the device may only read. A mapped file can't be
  * registered for writing, and the kernel may drop its clean pages at any time. The first
  * write to untouched private memory must leave the registered pages in place.
  */

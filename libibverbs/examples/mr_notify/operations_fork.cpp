@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Rows of the table: the process forks. The parent keeps its registered pages and the
- * child gets copies, whatever the two processes do.
+ * Rows of the table in which the process forks. Whatever the two processes do, the
+ * parent keeps its registered pages, and the child gets copies.
  */
 #include "rows.h"
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Rows of the table: a kernel thread changes the memory for the process (io_uring). The
- * thread never returns to user mode, so the word must be set when the completion is
- * visible.
+ * Rows of the table in which a kernel thread changes the memory for the process
+ * (io_uring). The thread never returns to user mode, so the word must be set when the
+ * completion is visible.
  */
 #include "rows.h"
 
@@ -19,7 +19,7 @@
 namespace mr_notify {
 namespace {
 
-/* A ring for one request. No other row would need liburing. */
+/* A ring for one request. It replaces liburing, which no other row would need. */
 class ring {
 public:
 	ring() : fd_(static_cast<int>(syscall(SYS_io_uring_setup, 1, &params_)))
@@ -44,7 +44,7 @@ public:
 	}
 
 	/*
-	 * Lets a worker run the request, and polls for the completion in memory: a system
+	 * Lets a worker run the request, and polls for the completion in memory. A system
 	 * call that waits for the completion would return to user mode.
 	 */
 	void run(const io_uring_sqe &request)

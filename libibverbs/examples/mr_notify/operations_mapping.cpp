@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Rows of the table: a process changes its own address space by munmap, mmap over a
- * mapping, mremap, brk or shmdt. Protection and locking change no page.
+ * Rows of the table in which a process changes its own address space by munmap, mmap over
+ * a mapping, mremap, brk or shmdt. Protection and locking change no page.
  */
 #include "rows.h"
 
@@ -52,7 +52,7 @@ void protect_by_key(memory &m)
 
 memory on_the_heap(std::size_t length)
 {
-	/* Makes room in the heap: registering must not extend the heap above our part. */
+	/* Makes room in the heap, so that registering does not extend the heap above our part. */
 	mallopt(M_TRIM_THRESHOLD, -1);
 	free(malloc(std::size_t{1} << 16));
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Rows of the table: the kernel tries to move pages to another NUMA node (on request, or
- * for balancing), or for compaction. Pinned pages stay.
+ * Rows of the table in which the kernel tries to move pages: to another NUMA node (on
+ * request, or for balancing), or for compaction. Pinned pages stay.
  */
 #include "rows.h"
 
@@ -20,7 +20,7 @@ constexpr unsigned long move_flag = 1 << 1; /* MPOL_MF_MOVE */
 constexpr int bind_policy = 2;		    /* MPOL_BIND */
 constexpr int local_policy = 4;		    /* MPOL_LOCAL */
 
-/* Moves pages to one node and then to another: the pages may already be on the first node. */
+/* Moves pages to one node and then to another, because they may already be on the first node. */
 template <class F> void to_node_and_back(F &&to)
 {
 	const unsigned int other = another_node();
@@ -110,7 +110,7 @@ void balance(memory &m)
 		throw unsupported("no NUMA balancing for minutes");
 }
 
-/* Every second page of the witness is free, so that there is work for compaction. */
+/* Frees every second page of the witness, so that there is work for compaction. */
 memory fragmented(std::size_t length)
 {
 	memory m = anonymous_with_witness(length);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Rows of the table: the memory itself fails, or is about to fail. The kernel takes a
- * failed page from all its users. It does not take a pinned page that is only about to
+ * Rows of the table in which the memory itself fails, or is about to fail. The kernel
+ * takes a failed page from all its users. It leaves a pinned page that is only about to
  * fail.
  */
 #include "rows.h"
@@ -19,7 +19,7 @@
 namespace mr_notify {
 namespace {
 
-/* SIGBUS would end a process that poisons its own page, so this handles the signal. */
+/* Ignores SIGBUS, which would end a process that poisons its own page. */
 void poison(memory &m)
 {
 	struct sigaction ignore = {}, before = {};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Rows of the table: another process makes the change. The word must be set before the
- * system call of this process returns.
+ * Rows of the table in which another process makes the change. The word must be set before
+ * the system call of that process returns.
  */
 #include "rows.h"
 
@@ -72,7 +72,7 @@ void unmap_by_sharer(memory &m)
 		throw std::runtime_error("the other process can't unmap");
 }
 
-/* The other process changes its own mapping of the shared memory. */
+/* The child changes its own mapping of the shared memory. */
 action doing_to_its_view(int (*what)(range))
 {
 	return [=](memory &m) { in_child([&] { child_check(what(m.registered()) == 0); }); };

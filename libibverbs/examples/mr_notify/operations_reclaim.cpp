@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Rows of the table: the kernel wants the memory for another purpose (swap, reclaim at
- * the limit of a control group, merging by KSM). The witness's pages change. Pinned
- * pages stay, though shared pages are unmapped for a moment.
+ * Rows of the table in which the kernel wants the memory for another purpose (swap, reclaim
+ * at the limit of a control group, merging by KSM). The witness's pages change. Pinned
+ * pages stay, but the kernel unmaps shared pages for a moment.
  */
 #include "rows.h"
 
@@ -58,7 +58,7 @@ void press(memory &m)
 
 void reclaim(memory &)
 {
-	/* EAGAIN: the group did not have that much to reclaim. */
+	/* The write fails with EAGAIN if the group has too little to reclaim. */
 	try {
 		write_system_file(need_control_group() + "/memory.reclaim", "64M");
 	} catch (const unsupported &) {
@@ -74,8 +74,8 @@ bool has_merged(range r)
 }
 
 /*
- * The pages in one half of the witness are equal to the registered pages. The pages in the other
- * half are equal to one another only.
+ * In one half of the witness all pages are equal to the registered pages. In the other half the
+ * pages are equal to one another only.
  */
 void merge(memory &m)
 {

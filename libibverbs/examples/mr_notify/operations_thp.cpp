@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Rows of the table: transparent huge pages. A change of one half splits a huge page, or
- * the kernel tries to collapse small pages.
+ * Rows of the table with transparent huge pages. A change of one half splits a huge page,
+ * or the kernel tries to collapse small pages.
  */
 #include "rows.h"
 
@@ -43,9 +43,9 @@ action advising_other_half(int advice, const char *name)
 }
 
 /*
- * Two aligned ranges of a huge page's size, filled with small pages. Half of the first is
- * registered, the second is the witness. khugepaged must not touch them yet: it would
- * collapse the witness before the row has recorded its pages.
+ * Two aligned ranges of a huge page's size, filled with small pages. Half of the first range
+ * is registered, and the second range is the witness. khugepaged must not touch the ranges
+ * yet. It would collapse the witness before the row has recorded the witness's pages.
  */
 memory two_places(int flags, int fd)
 {
@@ -119,8 +119,8 @@ void collapse_from_outside(memory &m)
 }
 
 /*
- * Waits until khugepaged has collapsed the witness, and then for two more passes: the pass
- * in progress may have visited the first range too early. The settings make khugepaged
+ * Waits until khugepaged has collapsed the witness, and then for two more passes, because the
+ * pass in progress may have visited the first range too early. The settings make khugepaged
  * faster, and remove its pause of a minute after it found no free huge page.
  */
 void let_khugepaged_pass(memory &m)

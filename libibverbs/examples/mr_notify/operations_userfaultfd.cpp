@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Rows of the table: a process fills, moves and protects its pages itself, by
+ * Rows of the table in which a process fills, moves and protects its pages itself, by
  * userfaultfd. No thread answers faults here, so settling must not fault.
  */
 #include "rows.h"
@@ -79,7 +79,7 @@ void write_protect(memory &m)
 	/* Closing also ends the protection. */
 }
 
-/* Drops the pages while every fault would wait for an answer. */
+/* Registers the range with userfaultfd, so that every fault waits, and then drops the pages. */
 std::shared_ptr<userfault> drop_watched(memory &m)
 {
 	auto by = std::make_shared<userfault>(0, m.registered(), UFFDIO_REGISTER_MODE_MISSING);
@@ -132,7 +132,7 @@ void move_away(memory &m)
 		throw unsupported("no UFFDIO_MOVE");
 }
 
-/* In shared memory the file keeps the dropped pages; UFFDIO_CONTINUE maps them again. */
+/* In shared memory the file keeps the dropped pages, so UFFDIO_CONTINUE can map them again. */
 void drop_and_continue(memory &m)
 {
 	const range r = m.registered();

@@ -14,7 +14,7 @@ constexpr uint64_t users = 0xffff00;
 constexpr uint64_t one_user = 0x100;
 constexpr uint64_t one_use = uint64_t{1} << 32; /* outside of the mask */
 
-/* Scans of the shrinker that are closer together than this count as one. */
+/* Scans of the shrinker count as one scan if they are closer together than this. */
 constexpr std::chrono::milliseconds apart(100);
 
 /* Runs all shrinkers, several times. */
@@ -84,7 +84,7 @@ reclaim_check::reclaim_check(const device &on) : on_(on), bytes_(on)
 			"this kernel and driver do not take idle registrations' pages back");
 	try {
 		write_system_file("/proc/sys/vm/drop_caches", "2");
-	} catch (const unsupported &reason) { /* the user lacks a right: not the device's fault */
+	} catch (const unsupported &reason) { /* the user lacks a right */
 		throw std::runtime_error(reason.what());
 	}
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Runs the test matrix with suspended registrations, which are idle, and whose pages
- * the kernel has unpinned. So the kernel can move, merge and swap these pages. Settling
- * gives the device the pages that are mapped at that time.
+ * Runs the test matrix with suspended registrations. These are idle, and the kernel has
+ * unpinned their pages. So the kernel can move, merge and swap the pages. Settling gives
+ * the device the pages that are mapped at that time.
  */
 #ifndef MR_NOTIFY_RECLAIM_H
 #define MR_NOTIFY_RECLAIM_H
@@ -19,16 +19,16 @@ public:
 	/* Throws unsupported if the device can't restore registrations. */
 	explicit reclaim_check(const device &on);
 
-	/* Operates and settles. Returns "" or the complaint. Throws what the operation throws. */
+	/* Runs the operation and settles. Returns "" or the complaint. Passes on exceptions. */
 	std::string try_operation(const operation &what, std::size_t length);
 
-	/* Rows without an operation: only suspending and restoring. */
+	/* These rows have no operation. They only suspend and restore. */
 	std::string try_restore(std::size_t length);
 	std::string try_in_use(std::size_t length);
 	std::string try_second_chance(std::size_t length);
 
 private:
-	/* @looked_once: set to true if the kernel scanned exactly as often as it was asked to. */
+	/* Sets @looked_once to true if the kernel scanned exactly as often as it was asked to. */
 	std::string second_chance(std::size_t length, bool &looked_once) const;
 
 	const device &on_;

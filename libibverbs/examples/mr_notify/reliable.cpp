@@ -22,7 +22,7 @@ bool is_ipv4_mapped(const ibv_gid &gid)
 	return std::equal(prefix.begin(), prefix.end(), std::begin(gid.raw));
 }
 
-/* An IPv4 GID of the newest RoCE version if there is one, else the last GID. */
+/* Picks an IPv4 GID of the newest RoCE version if there is one, otherwise the last GID. */
 void pick_gid(ibv_context *context, int table_length, address &out)
 {
 	for (int i = 0; i < table_length; i++) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * One end of a reliable connection over InfiniBand or RoCE, and the address that the
- * other end needs; the states of a queue pair of any type. For iWARP see iwarp.h.
+ * One end of a reliable connection over InfiniBand or RoCE, the address that the other end
+ * needs, and the states of a queue pair of any type. For iWARP see iwarp.h.
  */
 #ifndef MR_NOTIFY_RELIABLE_H
 #define MR_NOTIFY_RELIABLE_H
@@ -12,7 +12,7 @@ namespace mr_notify {
 
 /* How long an end waits for a response (4 us << timeout), and how often it repeats a request. */
 struct patience {
-	/* One second: no packet is lost, but the CPU may be busy. */
+	/* One second. No packet is lost, but the CPU may be busy. */
 	uint8_t timeout = 18;
 	uint8_t retries = 7; /* soft-RoCE: 7 means forever */
 };
@@ -31,7 +31,8 @@ struct address {
 /* A queue pair for 16 requests at a time, each with up to 30 SGEs. */
 owned<ibv_qp> make_reliable(const device &on, ibv_cq *cq, ibv_srq *srq = nullptr);
 
-/* Uses an IPv4 GID of the newest RoCE version if there is one. Unsupported if the port is down. */
+/* Uses an IPv4 GID of the newest RoCE version if there is one. Throws unsupported if the port is
+ * down. */
 address address_of(const ibv_qp *qp);
 
 /* Attributes to send to the other end, without resources and times. */
@@ -43,7 +44,7 @@ ibv_qp_attr attributes_to(const address &own, const address &other);
  */
 int enter(ibv_qp *qp, ibv_qp_state state, ibv_qp_attr attr = {});
 
-/* Moves the queue pair to RTS; both ends have the same MTU. */
+/* Moves the queue pair to RTS. Both ends have the same MTU. */
 void connect_reliable(ibv_qp *qp, const address &own, const address &other,
 		      const patience &waits = {});
 

@@ -30,7 +30,7 @@ const char *expected_text(effect e)
 	return e == effect::invalidates ? "INVALID" : "0";
 }
 
-/* The result by RDMA: the same bytes for device and CPU, or no access. */
+/* Says whether the device reached the same bytes as the CPU, or had no access. */
 const char *device_text(const observation &seen)
 {
 	if (seen.reached)

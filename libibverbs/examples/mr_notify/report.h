@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
-/* The output of ibv_mr_notify: as a table for people, as JSON for programs. */
+/* The output of ibv_mr_notify is a table for people, or JSON for programs. */
 #ifndef MR_NOTIFY_REPORT_H
 #define MR_NOTIFY_REPORT_H
 
@@ -29,7 +29,7 @@ public:
 	virtual void finish() = 0;
 };
 
-/* @cost: also prints how much longer each operation takes if the range is watched. */
+/* If @cost is true, also prints how much longer each operation takes if the range is watched. */
 std::unique_ptr<report> text_report(bool cost);
 std::unique_ptr<report> json_report();
 

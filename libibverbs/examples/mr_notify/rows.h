@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The common parts of the files operations_*.cpp: the list to which each file adds its
- * kind of event, and the steps that the rows share.
+ * The common parts of the files operations_*.cpp. These are the list to which each file
+ * adds its kind of event, and the steps that the rows share.
  */
 #ifndef MR_NOTIFY_ROWS_H
 #define MR_NOTIFY_ROWS_H
@@ -55,7 +55,7 @@ void add_reclaim(rows &);
 void add_migration(rows &);
 void add_poison(rows &);
 
-/* Throws if not ok: unsupported if errno says that the kernel can't do it, otherwise an error. */
+/* If not ok, throws unsupported if errno says that the kernel can't do it, otherwise an error. */
 void check(bool ok, const char *what);
 
 range half(range r);
@@ -75,14 +75,14 @@ void punch(int fd, range r, range whole);
 memory private_hugetlb(std::size_t length);
 memory shared_hugetlb(std::size_t length);
 
-/* Children don't map this memory: the kernel does not move or swap a page that is mapped twice. */
+/* Children don't map this memory, because the kernel does not move or swap a page mapped twice. */
 memory unshared_with_witness(std::size_t length);
 
-/* If not ok, ends the child: with not_here if it lacks a right (errno), otherwise with 1. */
+/* If not ok, ends the child with not_here if it lacks a right (errno), otherwise with 1. */
 constexpr int not_here = 2;
 void child_check(bool ok);
 
-/* Call this in a child: process_madvise() on its parent's memory. Returns whether it worked. */
+/* A child calls this for process_madvise() on its parent's memory. Returns whether it worked. */
 bool advise_parent(range r, int advice);
 
 /* Runs a function in a child, which exits without running destructors. */

@@ -48,7 +48,7 @@ std::string read_system_file(const std::string &path)
 
 setting::setting(const std::string &path, const std::string &value)
 {
-	/* Some files show all values: "always [madvise] never". */
+	/* Some files show all values, for example "always [madvise] never". */
 	std::string before = read_system_file(path);
 	const auto from = before.find('[');
 	const auto to = before.find(']');
@@ -75,7 +75,7 @@ void load_module(const char *name)
 		;
 }
 
-/* A compressed disk in memory as swap space; the destructor removes it. */
+/* A compressed disk in memory serves as swap space. The destructor removes the disk. */
 class memory_swap {
 public:
 	explicit memory_swap(std::size_t size)

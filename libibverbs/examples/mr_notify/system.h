@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
  * Changes the whole machine for a row: settings below /proc and /sys, swap space, a
- * control group. All changes are undone (undo.h). Also waits for events.
+ * control group. undo.h undoes all changes. This file also waits for events.
  */
 #ifndef MR_NOTIFY_SYSTEM_H
 #define MR_NOTIFY_SYSTEM_H
@@ -20,7 +20,7 @@ namespace mr_notify {
 void write_system_file(const std::string &path, const std::string &text);
 std::string read_system_file(const std::string &path);
 
-/* Replaces a setting until the destructor. */
+/* Replaces a setting until the object is destroyed. */
 class setting {
 public:
 	setting(const std::string &path, const std::string &value);
@@ -79,14 +79,14 @@ template <class F> bool happens(F &&condition)
 }
 
 /*
- * The kernel's time, which advances with ticks like jiffies. Late ticks come together, so
- * this time may stand still for long and then jump.
+ * Returns the kernel's time, which advances with ticks like jiffies. Late ticks come together,
+ * so this time may stand still for long and then jump.
  */
 std::chrono::nanoseconds kernel_time();
 /* Sleeps until the kernel's time has advanced by this much. */
 void let_pass(std::chrono::milliseconds time);
 
-/* Scans of the shrinker within this time count as one: 20 ms, less a tick at either end. */
+/* Scans of the shrinker within this time count as one. It is 20 ms, less a tick at either end. */
 constexpr std::chrono::milliseconds one_look(10);
 
 } // namespace mr_notify

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * One row of the table: an operation on registered memory, and the word and the
- * pinned pages afterwards.
+ * Tries one row of the table: does an operation on registered memory, and observes
+ * the word and the pinned pages afterwards.
  */
 #ifndef MR_NOTIFY_TRIAL_H
 #define MR_NOTIFY_TRIAL_H
@@ -21,17 +21,17 @@ struct observation {
 	uint64_t word_settled = 0; /* after ibv_settle_mr_notify() */
 	std::size_t pages = 0;	   /* registered */
 	std::size_t pages_pinned = 0;
-	std::optional<bool> reached;	    /* same bytes for device and CPU; empty: not tried */
-	std::optional<bool> refused;	    /* the device has no access; empty: not tried */
+	std::optional<bool> reached;	    /* do device and CPU see the same bytes? */
+	std::optional<bool> refused;	    /* was the device's access refused? */
 	std::chrono::nanoseconds plain{};   /* the operation with an unarmed MR */
 	std::chrono::nanoseconds armed{};   /* the operation with an armed MR */
-	std::optional<std::string> skipped; /* the reason why it was not tried */
+	std::optional<std::string> skipped; /* the reason why the row was not tried */
 	std::optional<std::string> failed;  /* the error of the attempt */
 };
 
 /*
  * With @cost the operation runs three times with an unarmed registration and three times
- * with an armed one. The times are the best times; all other fields are of the last round,
+ * with an armed one. The times are the best times. All other fields are of the last round,
  * or of the first round with a complaint. Without @cost, or if is_timed() is false, the
  * operation runs once, with an armed registration.
  */

@@ -38,7 +38,7 @@ undo::undo(kind what, std::string path, std::string text)
 undo::~undo()
 {
 	take();
-	place_->store(nullptr); /* a handler in another thread may still use it: see undo.h */
+	place_->store(nullptr); /* a handler in another thread may still use this: see undo.h */
 }
 
 void undo::take() const noexcept

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Undoes a change of the whole machine: when the object is destroyed, or when SIGHUP,
- * SIGINT or SIGTERM ends the program before that. Use it in one thread only, the thread
- * that handles these signals.
+ * Undoes a change of the whole machine when the object is destroyed, or when SIGHUP,
+ * SIGINT or SIGTERM ends the program before. Only the thread that handles these signals
+ * may use this class.
  */
 #ifndef MR_NOTIFY_UNDO_H
 #define MR_NOTIFY_UNDO_H
@@ -16,7 +16,7 @@ class undo {
 public:
 	enum class kind { write_text, end_swap, remove_folder };
 
-	/* @path: the file, device or folder. Construct the object before the change. */
+	/* @path is the file, device or folder. Construct the object before the change. */
 	undo(kind what, std::string path, std::string text = "");
 	undo(const undo &) = delete;
 	undo &operator=(const undo &) = delete;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Another process with an armed registration, which will end. Its word is in memory
- * that this process maps, too.
+ * Another process with an armed registration, which will end before this process. The
+ * word is in memory that this process maps, too.
  */
 #ifndef MR_NOTIFY_VICTIM_H
 #define MR_NOTIFY_VICTIM_H
@@ -33,7 +33,7 @@ public:
 
 	/* Lets the process go on. */
 	void begin();
-	/* From now on the process will stop before it exits, while it still has all its memory. */
+	/* Makes the process stop before it exits, while it still has all its memory. */
 	void stop_at_exit();
 	void wait_for_stop();
 	/* Waits until the process has ended. */

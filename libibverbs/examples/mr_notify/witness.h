@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Shows whether an operation happened: the kernel may have no reason to swap, merge
- * or move pages when it is told to. So such a row has a witness: memory next to the
- * registered range, with pages that are free to move.
+ * Shows whether an operation happened, because the kernel may ignore a request to swap,
+ * merge or move pages. So such a row has a witness, which is memory next to the registered
+ * range, with pages that are free to move.
  */
 #ifndef MR_NOTIFY_WITNESS_H
 #define MR_NOTIFY_WITNESS_H
