@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-# All memory of the process as one MR; mr_notify.pxi includes this file.
+# All memory of the process as one MR. mr_notify.pxi includes this file.
 
 cimport cython
 from cpython.number cimport PyNumber_Index
@@ -18,7 +18,8 @@ def register_mr_all(PD pd not None, access):
     :raises PyverbsRDMAError: error_code EOPNOTSUPP: the device has no
                               _IBV_DEVICE_MR_ALL, or not with these rights
                               EINVAL: rights that exclude each other
-                              ENOMEM; EAGAIN: a limit forbids another thread
+                              ENOMEM: out of memory
+                              EAGAIN: a limit allows no further thread of the process
     :raises PyverbsUserError: the PD is closed
     """
     cdef int rights = PyNumber_Index(access)

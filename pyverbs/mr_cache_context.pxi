@@ -22,7 +22,7 @@ def context_reg_mr_limits(Context self not None, max_bytes=None, max_entries=Non
     Return the limits of the context's registration cache, and change the given limits. Idle
     registrations beyond the new limits are evicted before the call returns. Registrations in use
     end with their last users. Thread safe, except for closing the context during the call. If two
-    threads each change one limit at the same time, one may undo the change of the other.
+    threads change different limits at the same time, one change may undo the other change.
     :param max_bytes: How many bytes the cache may register, an int; None: unchanged
     :param max_entries: How many registrations the cache may have, an int; None: unchanged
     :return: The previous limits, an MRCacheLimits(max_bytes, max_entries)
@@ -60,8 +60,8 @@ def context_reg_mr_clean(Context self not None, keep_bytes=0):
     unpinned when the call returns. Thread safe, except for closing the context during the call.
     :param keep_bytes: How many bytes of idle registrations may stay, an int
     :return: None
-    :raises PyverbsRDMAError: error_code EOPNOTSUPP: the context has no cache, as above;
-                              another: the error of deregistering a registration
+    :raises PyverbsRDMAError: error_code EOPNOTSUPP: the context has no cache, as above
+                              other values: a registration could not be deregistered
     :raises PyverbsUserError: the context is closed
     """
     cdef size_t keep = PyNumber_Index(keep_bytes)
@@ -78,7 +78,7 @@ def context_query_mr_cache(Context self not None):
     """
     Return the contents and counters of the context's registration cache. Each number is exact
     while no other thread registers. Thread safe, except for closing the context during the call.
-    :return: An MRCacheStats of ints. Counted since the context was opened:
+    :return: An MRCacheStats of ints. These are counted since the context was opened:
              hits: requests that were answered without registering
              misses: registrations that the cache made
              suspects: suspect registrations that the kernel found intact
@@ -86,7 +86,7 @@ def context_query_mr_cache(Context self not None):
              evictions: idle registrations dropped to make room
              suspensions: idle registrations whose pages the kernel took back
              restorations: hits on suspended registrations, which were pinned again
-             Registered now (in use, idle or suspended): bytes, entries
+             bytes, entries: what is registered now, in use, idle or suspended
     :raises PyverbsRDMAError: error_code EOPNOTSUPP: the context has no cache, as above
     :raises PyverbsUserError: the context is closed
     """

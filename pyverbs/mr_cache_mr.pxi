@@ -11,12 +11,12 @@ def mr_forget(MR self not None):
     Close this MR and remove its registration from the registration cache. (close() alone leaves a
     cached registration there, with usable keys.) An MR that is not cached is only deregistered. A
     subclass's close() is called only for a DmaBufMR. Thread safe, but during the call no other
-    thread may close the PD or context of the MR, or call a method of the MR other than close() and
-    forget().
-    :return: True: the device and peers have no access by its keys any more.
-             False: the registration has other users; no request finds it any more, and it
+    thread may close the PD or context of the MR. The only methods of the MR that another thread
+    may call are close() and forget().
+    :return: True: the device and peers have no access by the keys of the MR any more.
+             False: the registration has other users. No request finds it any more, and it
              ends with its last user. This MR is closed in both cases.
-    :raises PyverbsRDMAError: it can't be deregistered (error_code); it is still open
+    :raises PyverbsRDMAError: the MR can't be deregistered (error_code), and is still open
     :raises PyverbsUserError: the MR is closed, or imported
     """
     mr_check_open(self)
@@ -29,7 +29,7 @@ def mr_forget(MR self not None):
     cdef v.ibv_mr *mr = self.mr
     cdef void *buf = self.buf
     cdef int rc
-    # If another thread closes the MR (or its PD) now, it finds nothing to deregister.
+    # If another thread closes the MR (or its PD) now, that thread finds nothing to deregister.
     self.mr = NULL
     with nogil:
         rc = v.ibv_forget_mr(mr)

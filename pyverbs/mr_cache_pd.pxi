@@ -11,7 +11,7 @@ from libc.stdint cimport uint64_t
 def pd_is_reg(PD self not None, address, length, access):
     """
     Does a valid cached registration in this PD cover the range and allow the access? The
-    answer may be out of date when the caller gets it. False without a cache. Thread
+    answer may be out of date when the caller gets it. Without a cache it is False. Thread
     safe, except for closing the PD or its context during the call.
     :param address: Start of the range, an int
     :param length: Length of the range in bytes

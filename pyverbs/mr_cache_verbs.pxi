@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-# The verbs of the registration cache; included by mr_notify_verbs.pxi.
+# The verbs of the registration cache. mr_notify_verbs.pxi includes this file.
 
 cdef extern from 'infiniband/mr_cache.h':
     cdef struct ibv_mr_cache_limits:

@@ -16,9 +16,10 @@ cdef class NotifiedMR(MR):
         :param access: Access flags, see ibv_access_flags; the MR is never cached
         :param address: The address of the memory, an int. None: the MR allocates a buffer,
                         and frees it when it is closed.
-        :param iova: The address of the first byte for the device, an int. None: its address.
+        :param iova: The address of the first byte for the device, an int. None: the address of
+                     the memory.
         :param value, in_use, changes, event_fd, idle_ms: As for reg_notify()
-        :raises PyverbsRDMAErrno: as registering an MR, or as reg_notify(); nothing is registered
+        :raises PyverbsRDMAErrno: as for an MR, or as for reg_notify(); nothing is registered
         :raises PyverbsUserError, OverflowError, TypeError: as reg_notify()
         :raises PyverbsError: no memory for the buffer
         """

@@ -2,11 +2,11 @@
 # MR notification: the class NotifyWord and the methods of class MR. mr.pyx includes this file
 # before class MR and names the methods in it.
 #
-# reg_notify() allocates the word of an MR by ibv_alloc_notify_word(); close() frees it after
+# reg_notify() allocates the word of an MR by ibv_alloc_notify_word(). close() frees the word after
 # the MR is gone.
 
 # Converting an argument may run code of the application (__index__), which may close the object of
-# the method. So methods check whether the object is open after the conversion.
+# the method. So methods first convert, and then check whether the object is open.
 
 cimport cython
 from cpython.number cimport PyNumber_Index
@@ -19,8 +19,8 @@ include "mr_cache_mr.pxi"
 
 MR_NOTIFY_WORD_DOC = """
 The current value of the word, an int: bits 0-7 (IBV_MR_NOTIFY_KERNEL_MASK) belong to the
-kernel, see ibv_mr_notify_bits; bits 8-63 to the application. Assigning changes the
-application's bits only. It can be read after unreg_notify() too, until close().
+kernel (see ibv_mr_notify_bits), bits 8-63 to the application. Assigning changes the
+application's bits only. The word can also be read after unreg_notify(), until close().
 Reading and assigning are atomic and take no system call. += and -= are a read and an
 assignment: they lose changes between the two, and raise an error if the kernel has set a bit.
 To count, use add_notify().
@@ -31,8 +31,8 @@ if an assigned value has kernel bits.
 
 cdef class NotifyWord:
     """
-    A counter of the library, for the changes argument of reg_notify() and NotifiedMR: the
-    kernel adds 1 when the word of an MR with this counter becomes INVALID. An MR keeps its
+    A counter of the library, for the changes argument of reg_notify() and NotifiedMR. When
+    the word of an MR with this counter becomes INVALID, the kernel adds 1. An MR keeps its
     NotifyWord until the MR is closed.
     """
     cdef uint64_t *word
@@ -127,22 +127,22 @@ cdef int mr_fill_notify_attr(v.ibv_mr_notify_attr *attr, value, in_use, changes,
 def mr_reg_notify(MR self not None, value=0, in_use=None, changes=None, event_fd=None,
                   idle_ms=None):
     """
-    Have the kernel set a bit in notify_word when this registration becomes invalid: the word is
-    non-zero before the end of the system call that takes the memory away, in any thread. If the
-    memory has already changed, the word says INVALID when this returns. close() ends the
+    Have the kernel set a bit in notify_word when this registration becomes invalid. If a system
+    call of any thread takes the memory away, the word is non-zero before the end of the call. If
+    the memory has already changed, the word says INVALID when this returns. close() ends the
     notification. Thread safe, but during the call no other thread may call unreg_notify(), close()
     or forget() of the MR, or close its PD or context.
     :param value: The word's first value, an int; bits 0-7 must be 0
-    :param in_use: The bits of the word that count users, an int: while all are 0 the
+    :param in_use: The bits of the word that count users, an int. While all are 0, the
                    kernel may unpin the pages (IBV_MR_NOTIFY_SUSPENDED), and settle_notify()
-                   pins pages again. None: the kernel keeps them pinned.
-    :param changes: A NotifyWord of this process: the kernel adds 1 when the word has become
-                    INVALID, before the end of the call that takes the memory away. MRs may
-                    share it.
-    :param event_fd: An eventfd, an int: the kernel adds 1 soon after INVALID. It may be closed
-                     after this call.
-    :param idle_ms: With in_use, an int: the kernel unpins the pages one to two times this many
-                    milliseconds after the last use. None or 0: no idle time.
+                   pins pages again. None: the kernel keeps the pages pinned.
+    :param changes: A NotifyWord of this process. When the word has become INVALID, the kernel
+                    adds 1, before the end of the call that takes the memory away. MRs may
+                    share a NotifyWord.
+    :param event_fd: An eventfd, an int. The kernel adds 1 soon after INVALID. The eventfd may be
+                     closed after this call.
+    :param idle_ms: The idle time in milliseconds, an int, only with in_use. When the MR was idle
+                    for one to two idle times, the kernel unpins it. None or 0: no idle time.
     :return: None
     :raises PyverbsRDMAError: with this error_code, and nothing has changed:
         EOPNOTSUPP: the kernel, the driver or this kind of MR has no support (see
@@ -167,7 +167,7 @@ def mr_reg_notify(MR self not None, value=0, in_use=None, changes=None, event_fd
     cdef int rc
     attr.word = mr_alloc_notify_word(mr.context, start)
     with nogil:
-    # An older library may lack ibv_reg_mr_notify_ex(): use an older verb if it is enough.
+    # An older library may lack ibv_reg_mr_notify_ex(), so use an older verb if it is enough.
         if not attr.comp_mask:
             rc = v.ibv_reg_mr_notify(mr, attr.word)
         elif attr.comp_mask == e.IBV_MR_NOTIFY_ATTR_IN_USE:
@@ -187,9 +187,9 @@ def mr_reg_notify(MR self not None, value=0, in_use=None, changes=None, event_fd
 def mr_unreg_notify(MR self not None):
     """
     Stop the notification. The word keeps its last value. reg_notify() may begin a new notification.
-    A suspended registration is restored first, as by settle_notify(). Thread safe, but during the
-    call no other thread may call reg_notify(), close() or forget() of the MR, or close its PD or
-    context.
+    If the registration is suspended, the call first restores it like settle_notify(). Thread safe,
+    but during the call no other thread may call reg_notify(), close() or forget() of the MR, or
+    close its PD or context.
     :return: None
     :raises PyverbsRDMAError: with this error_code, and nothing has changed:
         EINVAL: the MR has no notification, or another process registered it
@@ -211,9 +211,9 @@ def mr_unreg_notify(MR self not None):
 def mr_settle_notify(MR self not None):
     """
     Find out whether a suspect registration is intact, and restore a suspended registration with the
-    pages that its range maps now. Afterwards the kernel's bits of the word are INVALID or 0, for
-    all events before the call. An event during the call may make the word SUSPECT again, the kernel
-    may suspend an idle registration again, and shared huge pages may leave the word SUSPECT. If any
+    pages that its range maps now. Afterwards the kernel's bits of the word are INVALID or 0. This
+    covers all events before the call. An event during the call may make the word SUSPECT again, the
+    kernel may suspend an idle MR again, and shared huge pages may leave the word SUSPECT. If any
     of these bits is set, or after an error, register again. If the word says INVALID, a device that
     can revoke (_IBV_DEVICE_MR_REVOKE) no longer reaches the memory. Costs a system call.
     Thread safe, but during the call no other thread may call close() or forget() of the MR, or
@@ -241,7 +241,7 @@ def mr_settle_notify(MR self not None):
 @cython.binding(True)
 def mr_suspend_notify(MR self not None):
     """
-    Unpin the pages of this registration, which must not be in use, before the call returns. Then
+    Immediately unpin the pages of this registration, which must not be in use. Then
     notify_word says SUSPENDED, and settle_notify() pins pages again under the same keys. Does
     nothing if the word says SUSPENDED or INVALID already. Thread safe, but during the call no other
     thread may call close() or forget() of the MR, or close its PD or context.
@@ -270,8 +270,8 @@ def mr_add_notify(MR self not None, delta):
     The kernel's bits of the returned word tell whether the registration was usable when this call
     took a reference. Thread safe, but during the call no other thread may call reg_notify(),
     close() or forget() of the MR, or close its PD or context.
-    :param delta: The number to add, a multiple of 256, may be negative; an int. The sum wraps
-                  around in bits 8-63.
+    :param delta: The number to add, an int. It is a multiple of 256, and may be negative. The sum
+                  wraps around in bits 8-63.
     :return: The word before the addition, an int
     :raises PyverbsUserError: the MR has no word, or delta has bits of the kernel
     :raises OverflowError: delta is not a signed 64-bit int

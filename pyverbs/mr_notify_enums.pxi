@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-# The constants of MR notification; included by libibverbs_enums.pxd.
+# The constants of MR notification. libibverbs_enums.pxd includes this file.
 
 cdef extern from '<infiniband/mr_notify.h>':
     cpdef enum ibv_mr_notify_bits:

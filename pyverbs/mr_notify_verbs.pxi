@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 # The verbs of MR notification, and atomic access to a word that the kernel changes at any
-# time; included by libibverbs.pxd.
+# time. libibverbs.pxd includes this file.
 
 ctypedef uint64_t mr_notify_word
 

@@ -74,7 +74,7 @@ def connected_pair():
 
 def rdma_write(text, address, rkey):
     """
-    Write a text to a peer's memory, on a new connection, because an error breaks a connection.
+    Write a text to a peer's memory on a new connection. (An error breaks a connection.)
     :return: The status, a word of STATUS
     """
     cq, (end, _) = connected_pair()

@@ -5,7 +5,7 @@ A server sends its client a new key whenever the memory of the old key has chang
 
 Usage: notify_server.py [DEVICE]    (InfiniBand or RoCE; default: the first one)
 
-The client writes to the server's buffer by RDMA. A library in the server (here: replace())
+The client writes to the server's buffer by RDMA. A library in the server (replace() here)
 unmaps the buffer and maps another buffer, and does not tell the server. The server sleeps in
 poll(). The kernel wakes it by an eventfd, and a word says which registration is INVALID. The
 server registers the buffer again and sends its address and key. Server and client are
