@@ -37,7 +37,7 @@
 
 /* The fields of the cache in the private part of each context. */
 struct mr_cache_context {
-	uint32_t state;	  /* enum context_state; 0: not yet asked */
+	uint32_t state;	  /* enum context_state, or 0 before the first request */
 	uint32_t forks;	  /* mr_cache_forks() when the context was opened */
 	uint64_t idle_ms; /* the kernel suspends MRs that are idle for this time; 0: never */
 	struct ibv_mr_cache_limits limits; /* until the program sets other limits */

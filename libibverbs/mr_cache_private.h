@@ -12,10 +12,10 @@
 
 /* mr_cache_settings.c: which registrations are cached, and for whom (RDMAV_MR_CACHE). */
 enum policy {
-	POLICY_NONE,	/* 0: none */
-	POLICY_LOCAL,	/* 1: also all registrations without remote rights */
-	POLICY_REMOTE,	/* remote: all, for peers that trust one another */
-	POLICY_FLAG,	/* unset: registrations with IBV_ACCESS_CACHED */
+	POLICY_NONE,	/* the value 0 caches nothing */
+	POLICY_LOCAL,	/* 1 also caches all registrations without remote rights */
+	POLICY_REMOTE,	/* "remote" caches all, for peers that trust one another */
+	POLICY_FLAG,	/* an unset variable caches only with IBV_ACCESS_CACHED */
 	POLICY_NOT_ASKED,
 };
 

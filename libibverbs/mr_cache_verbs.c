@@ -8,7 +8,7 @@
 
 #include <util/symver.h>
 
-/* Rename the inline functions of the header. They would pass the size of their struct. */
+/* Rename the inline functions of the header, because this file defines the same names. */
 #define ibv_query_mr_cache inline_query_mr_cache
 #define ibv_reg_mr_limits inline_reg_mr_limits
 #include "ibverbs.h"

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * ibv_reg_mr_ex(), which ibv_reg_buf_mr() calls. A request that ibv_reg_mr_iova2() could express is
- * cached in the same way. A request with a word is served as by ibv_reg_notified_mr(). All other
- * requests go to the provider.
+ * cached in the same way. ibv_reg_notified_mr() serves a request with a word. All other requests
+ * go to the provider.
  */
 #include <config.h>
 

@@ -58,11 +58,11 @@ template <class Env> struct arena {
 
 	/* Every hit reads these members. Only misses and evictions write them. */
 	struct alignas(128) {
-		atomic<uint32_t> generation; // 0: not initialized
+		atomic<uint32_t> generation; // 0 before the arena is initialized
 		atomic<uint32_t> last_hint;
 		atomic<uint64_t> epoch; // the upper bits of stamps
-		atomic<uint32_t> high;	// entries from this index on were never used; 0 is no entry
-		atomic<uint32_t> birth; // 1: a thread initializes the arena
+		atomic<uint32_t> high;	// entries from this index on are unused; 0 is no entry
+		atomic<uint32_t> birth; // set to 1 by the thread that initializes the arena
 	} hot;
 
 	/* The mutex guards all members below that are not atomic. It also guards the writes of

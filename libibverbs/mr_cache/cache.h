@@ -332,7 +332,8 @@ private:
 
 		locked<Env> lock(a, env);
 
-		/* Another thread may have retired the entry. Without a lock leave it to sweep(). */
+		/* Another thread may have retired the entry. If this is a signal handler without
+		 * the lock, sweep() retires the entry later. */
 		if (!lock || !w.over(w.peek_relaxed()))
 			return 0;
 		lock.retire(i);

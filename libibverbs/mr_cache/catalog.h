@@ -25,7 +25,7 @@
 
 namespace mr_cache {
 
-/* 0: no entry */
+/* The index 0 is no entry. */
 struct neighbours {
 	uint32_t before;
 	uint32_t after;

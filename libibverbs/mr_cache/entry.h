@@ -62,7 +62,7 @@ enum class state : uint8_t {
 	MAKING,	       // a thread registers it
 	OPEN,	       // in the index, or UNLINKED
 	DEREGISTERING, // a thread deregisters it, or is about to
-	DEREG_FAILED,  // could not be deregistered; tried again when its PD or its owner ends
+	DEREG_FAILED,  // the deregistration is tried again when the PD or the owner ends
 };
 
 constexpr uint64_t LATE = 1; // a deadline that has passed

@@ -19,8 +19,8 @@
  * If a signal handler interrupts a thread that has the mutex, or is about to take it, the handler
  * gets no lock (operator bool), and works without the cache. If the handler forks and returns in
  * the child, the interrupted thread continues in an arena of zeros. There all its loops end, and
- * all its indexes are valid. When this thread unlocks the mutex, it clears the arena again. When it
- * then wants the mutex again, it sees another generation, gets no lock, and returns.
+ * all its indexes are valid. When this thread unlocks the mutex, it clears the arena again. If this
+ * thread then tries to lock the mutex, it sees another generation, gets no lock, and returns.
  */
 #ifndef MR_CACHE_LOCKED_H
 #define MR_CACHE_LOCKED_H
@@ -287,7 +287,7 @@ public:
 		return evicted;
 	}
 
-	/* Returns the idle bytes of an owner; stops counting at `enough`. */
+	/* Returns the idle bytes of an owner. Stops counting at `enough`. */
 	uint64_t idle_bytes(uint32_t o, uint64_t enough = UINT64_MAX)
 	{
 		uint64_t bytes = 0;

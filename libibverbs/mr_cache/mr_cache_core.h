@@ -4,9 +4,8 @@
  * (here called owner) and an MR are pointers that the core only compares and returns.
  *
  * All functions are thread safe, and call the registrar without a lock. They return 0 or an errno
- * value unless said otherwise. They do not wait if an allocator's hook inside the registrar calls
- * them. A child has an empty cache and a new generation. It may release references of its parent,
- * which has no effect.
+ * value unless said otherwise. In an allocator's hook inside the registrar they don't wait. A child
+ * has an empty cache and a new generation. There the release of a parent's reference has no effect.
  */
 #ifndef MR_CACHE_CORE_H
 #define MR_CACHE_CORE_H
@@ -62,7 +61,7 @@ uint64_t mr_cache_max_merge(void *owner); /* the largest merged registration, in
 
 /* A reference. The struct fits into two registers. Several references may have the same mr. */
 struct mr_cache_ref {
-	void *mr; /* from the registrar; NULL: no reference */
+	void *mr; /* from the registrar, or NULL without a reference */
 	uint32_t index;
 	uint32_t generation; /* never 0 */
 };
@@ -76,7 +75,7 @@ void *mr_cache_find(void *pd, uint64_t addr, uint64_t length, uint32_t access);
 void *mr_cache_on_miss(void *pd, uint64_t addr, uint64_t length, uint32_t access,
 		       struct mr_cache_ref part);
 
-/* Finds a registration, or registers. EOPNOTSUPP: the cache can't serve this request now. */
+/* Finds a registration, or registers. Returns EOPNOTSUPP if the cache can't serve the request. */
 int mr_cache_acquire(void *pd, void *owner, uint64_t addr, uint64_t length, uint32_t access,
 		     struct mr_cache_ref *ref);
 
@@ -84,8 +83,8 @@ int mr_cache_acquire(void *pd, void *owner, uint64_t addr, uint64_t length, uint
 int mr_cache_release(uint32_t index, uint32_t generation);
 
 /* Removes the registration from the index. Returns 0 if the caller has the only reference. If
- * threads share this reference, all of them may get 0. EBUSY: there are other users. EAGAIN: the
- * caller is a signal handler that has interrupted the cache. */
+ * threads share this reference, all of them may get 0. Returns EBUSY if there are other users, and
+ * EAGAIN in a signal handler that has interrupted the cache. */
 int mr_cache_claim(uint32_t index, uint32_t generation);
 
 /* Returns 1 if a valid cached registration contains the range and allows the access, else 0. */

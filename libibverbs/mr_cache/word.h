@@ -6,7 +6,7 @@
  *   63          34 33     32        10  9        8       7        0
  *   | uses (30)   | FULL | references | UNLINKED | CLOSED | kernel  |
  *
- * kernel   INVALID, SUSPECT and SUSPENDED, set by the kernel, asynchronously
+ * kernel   INVALID, SUSPECT and SUSPENDED, which the kernel sets at any time
  * CLOSED   the entry has no users: it is free or being registered (with one reference), or ending
  * UNLINKED the entry is not in the index any more: the last user deregisters it
  * FULL     the top bit of the references: 8 million more would overflow

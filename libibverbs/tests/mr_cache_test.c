@@ -92,7 +92,7 @@ static int fail(int error)
 	return -1;
 }
 
-/* Like rdmavt: when the queue becomes full, the requests before that point stay posted. */
+/* Behaves like rdmavt. When the queue becomes full, the requests before that point stay posted. */
 static int post_send(const struct ib_uverbs_attr *attrs)
 {
 	const struct ib_uverbs_post_send *request = (void *)(uintptr_t)attrs[1].data;
@@ -301,7 +301,7 @@ static struct ibv_pd *import_pd(struct ibv_context *context, uint32_t handle)
 	return &pd;
 }
 
-/* Like mlx5, which frees the struct of an import. */
+/* Frees the struct of an import, as mlx5 does. */
 static void unimport_mr(struct ibv_mr *mr)
 {
 	free(verbs_get_mr(mr));
@@ -1166,7 +1166,7 @@ static void test_cancelled(struct ibv_pd *pd)
 
 static void run_case(void (*test)(struct ibv_pd *pd))
 {
-	fake = calloc(1, sizeof(*fake)); /* not freed, because a hanging thread may still use it */
+	fake = calloc(1, sizeof(*fake)); /* stays allocated: a hanging thread may still use it */
 	fake->ended = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	sem_init(&fake->arrived, 0, 0);
 	sem_init(&fake->may_go_on, 0, 0);

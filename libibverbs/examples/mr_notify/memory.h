@@ -14,7 +14,7 @@
 
 namespace mr_notify {
 
-/* This kernel or machine can't do the operation, for the reason in the text. Not a failure. */
+/* This kernel or machine can't do the operation, and the text says why. This is not a failure. */
 struct unsupported : std::runtime_error {
 	using std::runtime_error::runtime_error;
 };
@@ -84,7 +84,7 @@ std::size_t page_size();
 std::size_t huge_page_size();
 
 memory anonymous(std::size_t length);
-/* Private transparent huge pages; throws unsupported if the kernel gives none. */
+/* Private transparent huge pages. Throws unsupported if the kernel gives none. */
 memory transparent_huge(std::size_t length);
 memory shared_file(std::size_t length);
 memory private_file(std::size_t length);
@@ -93,7 +93,7 @@ memory sysv(std::size_t length);
 /* A shared mapping of a file on a disk or a server. It can be pinned for reading only. */
 memory mapped_file(std::size_t length);
 
-/* A witness follows the memory. It is as large, and of the same kind. */
+/* A witness of the same size and kind follows the memory. */
 memory anonymous_with_witness(std::size_t length);
 memory shared_file_with_witness(std::size_t length);
 

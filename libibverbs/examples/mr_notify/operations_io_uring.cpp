@@ -112,7 +112,7 @@ void punch_by_worker(memory &m)
 	request.flags = IOSQE_ASYNC;
 	request.fd = m.fd();
 	request.off = 0;
-	request.addr = page_size(); /* the length; len is the mode */
+	request.addr = page_size(); /* addr is the length, and len is the mode */
 	request.len = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
 	ring().run(request);
 }

@@ -15,7 +15,7 @@ namespace mr_notify {
 struct row {
 	operation what;
 	observation seen;
-	std::string wrong; /* empty: the row fulfils the contract */
+	std::string wrong; /* empty if the row fulfils the contract */
 };
 
 /* begin() prints the name of a row before the row is tried, because it may take long or hang. */

@@ -86,7 +86,7 @@ std::chrono::nanoseconds kernel_time();
 /* Sleeps until the kernel's time has advanced by this much. */
 void let_pass(std::chrono::milliseconds time);
 
-/* Scans of the shrinker within this time count as one. It is 20 ms, less a tick at either end. */
+/* Scans of the shrinker within this time (20 ms, less a tick at either end) count as one scan. */
 constexpr std::chrono::milliseconds one_look(10);
 
 } // namespace mr_notify

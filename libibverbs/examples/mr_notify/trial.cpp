@@ -42,7 +42,7 @@ std::chrono::nanoseconds try_plain(const device &on, const operation &what, std:
 	return timed(what, m);
 }
 
-/* Only the last round has @bytes: RDMA takes longer than the rest of a round. */
+/* Only the last round gets @bytes, because RDMA takes longer than the rest of a round. */
 observation try_armed(const device &on, byte_check *bytes, const operation &what,
 		      std::size_t length)
 {

@@ -28,7 +28,7 @@ public:
 
 	pid_t process() const { return process_; }
 	uint64_t word() const;
-	/* VmPin of the other process; 0 after its memory is gone. */
+	/* Returns VmPin of the other process, or 0 after its memory is gone. */
 	std::size_t pinned_bytes() const;
 
 	/* Lets the process go on. */

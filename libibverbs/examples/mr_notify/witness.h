@@ -15,7 +15,7 @@
 
 namespace mr_notify {
 
-/* The frame number of each page of a range; 0 where no page is mapped. Needs CAP_SYS_ADMIN. */
+/* The frame number of each page of a range, or 0 for an unmapped page. Needs CAP_SYS_ADMIN. */
 std::vector<uint64_t> frames(range r);
 
 /* Wraps an operation: throws unsupported if the witness still has all its old pages. */
