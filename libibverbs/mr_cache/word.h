@@ -127,7 +127,6 @@ public:
 	}
 	void unhold_relaxed() { value.fetch_sub(REF, std::memory_order_relaxed); }
 
-	/* Opens the word, and adds references. */
 	uint64_t open_release(uint64_t references)
 	{
 		return value.fetch_add(references * REF - CLOSED, std::memory_order_release);

@@ -643,7 +643,6 @@ static unsigned int child_ends(struct ibv_pd *by, int where, int by_exit)
 			pd = &own;
 		}
 		fill_cache(pd);
-		/* One registration is in use. */
 		reg_page(pd, 0, CACHED);
 		fake->exits = where;
 		if (where)
@@ -670,7 +669,6 @@ static void test_child_ends(struct ibv_pd *pd)
 	CHECK(child_ends(pd, WITH_LOCK, 1) == 0);
 	/* If the child opened the device, as a daemon does, the kernel ends its registrations. */
 	CHECK(child_ends(NULL, NEVER, 1) == 0);
-	/* The child has no registrations. */
 	fflush(stdout);
 	if (!fork())
 		exit(0);

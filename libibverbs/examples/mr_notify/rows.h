@@ -64,7 +64,6 @@ range middle_page(range r);
 
 void unmap(memory &m, range r);
 void unmap_all(memory &m);
-/* MADV_DONTNEED */
 void drop_all(const memory &m);
 /* mremap() to another place with this alignment. */
 void move(memory &m, range from, int extra_flags = 0, std::size_t alignment = page_size());

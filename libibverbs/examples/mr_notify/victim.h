@@ -36,7 +36,6 @@ public:
 	/* Makes the process stop before it exits, while it still has all its memory. */
 	void stop_at_exit();
 	void wait_for_stop();
-	/* Waits until the process has ended. */
 	void wait_for_end();
 
 private:
