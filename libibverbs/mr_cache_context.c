@@ -89,7 +89,7 @@ __attribute__((constructor)) static void notice_forks(void)
 
 /*
  * In a child, ends idle registrations of the parent's context, which would keep the PD until the
- * parent ends. The kernel ends all others. Does not wait for a lock: the caller may be a handler.
+ * parent ends. The kernel ends all others. Waits for no lock: a signal handler may call exit().
  */
 __attribute__((destructor)) static void leave(void)
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Turns a cached MR into a plain MR with the same keys, when a program that does not know of the
- * cache calls a verb that a cached MR does not support.
+ * If a program that does not know of the cache calls a verb that a cached MR does not support,
+ * turns the cached MR into a plain MR with the same keys.
  */
 #include <config.h>
 

@@ -4,8 +4,8 @@
  * registration: a struct verbs_mr with the provider's handle and keys, and its own
  * addr and length.
  *
- * malloc() and free() cost more than the rest of a hit, so each thread keeps a few of
- * the views that it freed, until it ends.
+ * malloc() and free() cost more than the rest of a hit. So until a thread ends, it keeps
+ * a few of the views that it freed.
  */
 #ifndef IB_VERBS_MR_VIEW_H
 #define IB_VERBS_MR_VIEW_H

@@ -332,7 +332,7 @@ public:
 		}
 	}
 
-	/* Deregisters pending entries without the mutex. If entry `keeps` fails, it stays used. */
+	/* Deregisters pending entries without the mutex. On failure entry `keeps` stays in use. */
 	[[gnu::noinline]] int dereg_pending(uint32_t keeps = 0)
 	{
 		int error = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * Chooses the range that a miss registers. This is the range of the request, or the union of this
- * range and idle entries that overlap.
+ * range and idle entries that overlap it.
  *
  * If a window slides over a buffer, each position is a new range, and leaves an idle entry: 4,000
  * windows of 256 KiB, a page apart, would pin 1,000 MiB for a buffer of 16 MiB. So the cache

@@ -197,7 +197,7 @@ private:
 		return a.hit(i, lock.generation, ref);
 	}
 
-	/* Opens the entry with one reference. Without a place in the catalog it is UNLINKED. */
+	/* Opens the entry with one reference. An entry outside of the catalog is UNLINKED. */
 	void publish(uint32_t i)
 	{
 		entry<Env> &e = lock.at(i);

@@ -26,7 +26,7 @@ enum mr_cache_access {
 	MR_CACHE_REMOTE_READ = 1 << 2,
 	MR_CACHE_REMOTE_ATOMIC = 1 << 3,
 	MR_CACHE_RELAXED_ORDERING = 1 << 20,
-	/* The registration serves only exactly this range and these rights. */
+	/* The registration serves exactly this range and these rights only. */
 	MR_CACHE_EXACT = 1 << 21,
 };
 

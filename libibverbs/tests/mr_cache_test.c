@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * Tests how the registration cache affects other verbs. The device is fake: the provider is a few
- * functions, and the kernel is the ioctl() below. So the cases can cause special faults, for example
- * a command that lacks memory only once. The program also replaces some verbs, as a preloaded
- * library does.
+ * functions, and the kernel is the ioctl() below. So the cases can cause special faults, for
+ * example a command that lacks memory only once. The program also replaces some verbs, as a
+ * preloaded library does.
  */
 #define _GNU_SOURCE
 #include <config.h>

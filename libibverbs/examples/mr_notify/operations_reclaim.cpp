@@ -75,7 +75,7 @@ bool has_merged(range r)
 
 /*
  * In one half of the witness all pages are equal to the registered pages. In the other half the
- * pages are equal to one another only.
+ * pages are only equal to one another.
  */
 void merge(memory &m)
 {
