@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Compile the files of one kernel driver that our patches change or bring; a warning is an error.
 
-Why: the lab's machines build only the drivers that they load, and few devices are there.
+Why: the lab's machines build only the drivers that they load, and have few kinds of devices.
 """
 import argparse
 import glob
@@ -26,9 +26,10 @@ class DriverError(Exception):
 
 
 def make(command):
-    """Run make for modules that are not loaded. The message of an error is make's output.
+    """Run make for modules that are not loaded. If make fails, the error has make's output.
 
-    Optimizing for size saves time. Leaving out the checksums of symbols saves two fifths of it.
+    Optimizing for size saves time. Leaving out the checksums of symbols saves two fifths of the
+    time.
     """
     env = kernel_modules.compiler_environment()
     done = subprocess.run([*command, "CONFIG_MODVERSIONS=",
@@ -39,7 +40,7 @@ def make(command):
 
 
 def build(package, tree, place, names, options=kernel_modules.OPTIONS):
-    """Compile the C files among these of the tree, in `place`."""
+    """Compile the C files among the files `names` of the tree; the result is in `place`."""
     folders = sorted({os.path.dirname(name) for name in names})
     kernel_modules.link(tree, place, folders, options)
     command = kernel_modules.make(package.headers, place, folders, options)

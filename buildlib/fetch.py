@@ -140,7 +140,8 @@ def archive_apt(build, name):
 
 
 def kernel_packages(name="linux"):
-    """The packages that depend on a pinned kernel's newest image. A release has one of the two.
+    """The names that the package of a pinned kernel's newest image may have. A release has one
+    name.
 
     6.12 is Debian 13's default kernel (linux-image-amd64), and an additional kernel for Debian 12.
     """
@@ -226,7 +227,7 @@ def tarball_of(name, build):
     if not os.path.exists(path):
         say(f"downloading {pin['package']}={pin['version']}")
         state = os.path.join(build, "apt", name)
-        # apt names a file before it is complete.
+        # While apt downloads a file, the incomplete file already has its final name.
         partial = os.path.join(build, "download/partial", pin["file"])
         private_apt.source_tarball(state, pin["package"], pin["version"], pin["suite"],
                                    os.path.dirname(partial))
@@ -294,7 +295,9 @@ def extract(archive, folder, part=()):
 
 
 def complete(tree, archive):
-    """Add the missing files of a tree. Existing files stay unchanged: a build may read them."""
+    """Add the missing files of a tree. Existing files stay unchanged, because a build may read
+    them.
+    """
     whole = tree + ".whole"
     shutil.rmtree(whole, ignore_errors=True)
     extract(archive, whole)

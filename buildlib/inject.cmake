@@ -31,7 +31,7 @@ endfunction()
 # --version-script would be enough for the shared library. But sanitize_static_lib.py takes one map
 # per static library, and makes all symbols outside of this map local. A hook in libibverbs.map.in
 # would have to change whenever upstream adds a node. Our node's name differs from the name of
-# upstream's next node. check-build sorts by the part after the "_": ours comes before upstream's newest node.
+# upstream's next node. check-build sorts by the part after the "_": our node comes before upstream's newest.
 function(inject_symbol_versions)
   set(map ${PROJECT_BINARY_DIR}/libibverbs/libibverbs.map)
   set(node ${PROJECT_SOURCE_DIR}/libibverbs/libibverbs_mr_notify.map)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Modules out of the hooked kernel tree, built against the headers of a distribution's kernel.
+"""Modules from the hooked kernel tree, built against the headers of a distribution's kernel.
 
-Chooses the files of the tree, and gives the make command, for the lab (tests/lab/debian.py) and
-for the DKMS package (buildlib/packaging/dkms.py).
+This file chooses the files of the tree and gives the make command. Its users are the lab
+(tests/lab/debian.py) and the DKMS package (buildlib/packaging/dkms.py).
 """
 import glob
 import os
@@ -71,7 +71,7 @@ def make(headers, place, folders=STACK, options=OPTIONS):
 def compiler_options(headers):
     """Options of make if this machine lacks the compiler that built the kernel.
 
-    An older compiler does not know an option that the kernel was configured with.
+    The kernel may be configured with an option that an older compiler does not know.
     """
     with open(os.path.join(headers, ".kernelvariables"), encoding="utf-8") as text:
         own = re.search(r"\bgcc-\d+", text.read()).group()
@@ -88,8 +88,8 @@ def compiler_environment():
     if os.path.isdir("/usr/lib/ccache"):
         env["PATH"] = "/usr/lib/ccache:/usr/sbin:/usr/bin:/sbin:/bin"
         env.setdefault("CCACHE_BASEDIR", fetch.BUILD)
-        # ccache then takes the included files from the .d file. Preprocessing would take as long
-        # as compiling.
+        # With this variable ccache takes the included files from the .d file. Preprocessing would
+        # take as long as compiling.
         env.setdefault("CCACHE_DEPEND", "1")
         # Without this variable the package's build calls "gcc-12", not /usr/lib/ccache.
         env["DEBIAN_KERNEL_USE_CCACHE"] = "1"

@@ -75,7 +75,8 @@ def report(name, *commands):
 def write_unit(place, names):
     """Write a file that includes the named files; return its path.
 
-    Because of the name clang's analyzer treats all functions in them as functions of a main file.
+    The name UnifiedSource.cpp makes clang's analyzer treat all included functions as functions of a
+    main file.
     """
     os.makedirs(place, exist_ok=True)
     unit = os.path.join(place, "UnifiedSource.cpp")
@@ -94,8 +95,8 @@ def declares_names(name):
 def tidy_units():
     """Arguments of clang-tidy for each folder with C++ sources.
 
-    Most of its time goes into the headers of the standard library, so it runs once per folder.
-    It looks for unused names of "using" in a main file only.
+    clang-tidy spends most of its time on the headers of the standard library, so it runs once per
+    folder. clang-tidy looks for unused names of "using" only in a main file.
     """
     folders = {}
     for name in tracked(".cpp", ".cc"):

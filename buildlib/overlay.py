@@ -80,7 +80,9 @@ def version_of(name):
 
 
 def form_of(patch, name):
-    """The file with the parts of a patch that differ for a version of an upstream."""
+    """The path of the file with the parts of a patch that are different for this version of an
+    upstream.
+    """
     return f"{patch.removesuffix('.patch')}.{version_of(name)}.diff"
 
 
@@ -261,7 +263,9 @@ def update(place, content_of):
 
 
 def touch_includers(laid, hooked, tree):
-    """Upstream's build does not know which files Cython includes: touch the including files."""
+    """Touch the files that include a changed file, because upstream's build does not know which
+    files Cython includes.
+    """
     included = [os.stat(os.path.join(tree, f)).st_mtime for f in laid if f.endswith(".pxi")]
     for path in (os.path.join(tree, f) for f in hooked if f.endswith((".pyx", ".pxd"))):
         if os.stat(path).st_mtime < max(included, default=0):
@@ -304,8 +308,8 @@ def write_json(path, content):
 
 
 def hooked_tree(name, build=fetch.BUILD, source=None, update=False, part=(), copy=False):
-    """Fetch an upstream, lay our files and apply the hooks; return the path of the tree. With
-    `part`, fetch only these paths.
+    """Fetch an upstream, put our files into its tree and apply the hooks; return the path of the
+    tree. With `part`, fetch only these paths.
     """
     hooked = {path for patch in patches_of(name, local=True)
               for path in hooked_files(patch, name)}

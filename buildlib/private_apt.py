@@ -38,7 +38,8 @@ def archive_uris(security=False):
 
     With `security` the addresses of security updates; there may be none.
     """
-    # Tabs, because an address may have blanks. A flat repository lacks release and component.
+    # Tabs separate the fields, because an address may have blanks. A flat repository lacks release
+    # and component.
     form = "$(REPO_URI)\t$(RELEASE)\t$(COMPONENT)"
     targets = subprocess.run(["apt-get", "indextargets", "--no-release-info", "--format", form],
                              capture_output=True, text=True, check=True).stdout
@@ -62,10 +63,10 @@ def keyring():
 
 
 class PrivateApt:
-    """One apt state in `folder`, with `sources` in one-line format, or None for the machine's own
-    sources.
+    """An apt state in `folder`. Its sources are `sources`, in one-line format. If `sources` is
+    None, its sources are the machine's own.
 
-    Several processes may use it, and wait for each other. apt itself would fail instead.
+    Several processes may use the state, and wait for each other. apt itself would fail instead.
     """
 
     def __init__(self, folder, sources=None):

@@ -25,7 +25,7 @@ KINDS = (((".c", ".h", ".cc", ".cpp"), C), ((".py", ".pyx", ".pxd", ".pxi"), PYT
 
 
 def kind(name, text):
-    """The pattern of the comments of a file, None if it has none that are checked."""
+    """The pattern that finds the comments of a file, or None if they are not checked."""
     for endings, pattern in KINDS:
         if name.endswith(endings):
             return pattern

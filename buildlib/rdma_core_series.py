@@ -7,10 +7,10 @@ debian/. These edits are generated from the names of our files and from libibver
 
 hooks/series/mr/*.txt describe the mails in their order: a subject and a text, and then lines
     Files: PATTERN...              new files, at their places in upstream's tree
-    Hook: NUMBER [PATH [WORD]]     a hook, or its part for PATH, or the hunks of it that have WORD
+    Hook: NUMBER [PATH [WORD]]     a hook, or its part for PATH, or the hunks there that have WORD
 A .diff next to a text has the lines that this mail adds to files of earlier mails: the overlay's
-files have these lines, and earlier mails do not. Lines with #include, and paragraphs of a
-CMakeLists.txt, are also added by a later mail if they name files of that mail.
+files have these lines, and earlier mails do not. If a line with #include, or a paragraph of a
+CMakeLists.txt, names files of a later mail, the later mail adds it.
 
 For rdma-core-65 a text NAME.65.txt replaces NAME.txt, or is an additional text.
 
@@ -232,7 +232,7 @@ def enter(place, name):
 
 
 def with_entry(text, beginning, entry):
-    """A list of CMake with one more entry, after the last entry that sorts before it."""
+    """Add `entry` to a list of CMake, after the last entry that sorts before `entry`."""
     begin = text.index("\n" + beginning if "\n" + beginning in text else beginning)
     end = text.index(")\n", begin)
     lines = text[begin:end].splitlines(keepends=True)

@@ -124,7 +124,9 @@ def git(folder, *arguments, text=None):
 
 
 def plain_kernel(place, upstream):
-    """Copy the kernel's unchanged files that the series touches or includes into a folder."""
+    """Copy upstream's unchanged kernel files into a folder: all files that the series may change or
+    include.
+    """
     with fetch.locked(fetch.BUILD, upstream):
         tree = fetch.fetch(upstream)
         overlay.overlay(upstream, tree)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * The memory monitor "verbs_notify": the kernel marks a word of each registration
- * before a system call that changes its memory returns, ibv_reg_notified_mr(3).
- * Included by ofi_mr.h.
+ * The memory monitor "verbs_notify". Each registration has a word, see
+ * ibv_reg_notified_mr(3). When a system call changes the memory of a registration, the
+ * kernel marks the word before the call returns. ofi_mr.h includes this file.
  */
 #ifndef OFI_MR_NOTIFY_H
 #define OFI_MR_NOTIFY_H
@@ -13,19 +13,19 @@ struct ofi_mr_cache;
 struct ofi_mr_entry;
 struct ofi_mem_monitor;
 
-/* The bits of a word. While HELD is set, the device keeps the pages of the
- * registration. While HELD is clear, the kernel unpins the pages if the word is
- * INVALID, and may unpin the pages of a valid registration until it is settled.
+/* The bits of a word. While HELD is set, the device keeps the pages of the registration.
+ * While HELD is clear, the kernel unpins the pages if the word is INVALID. The kernel
+ * may also unpin the pages of a valid registration; settling pins pages again.
  */
-#define OFI_MR_NOTIFY_INVALID	(1ULL << 0)	/* final; other bits: settle */
+#define OFI_MR_NOTIFY_INVALID	(1ULL << 0)	/* final; settle other bits */
 #define OFI_MR_NOTIFY_KERNEL	0xffULL
 #define OFI_MR_NOTIFY_HELD	(1ULL << 8)
 
 #define OFI_MR_NOTIFY_HINT_BITS	12
 
-/* A part of each entry. If cache is set, the provider's add_region registers with a
- * word, which is HELD at first. If the provider can't, word is NULL, and the cache
- * drops the entry after use.
+/* Each entry has this part. If cache is set, the provider's add_region registers with a
+ * word, which is HELD at first. If the provider can't give a word, word is NULL, and the
+ * cache drops the entry after use.
  */
 struct ofi_mr_notify {
 	struct ofi_mr_cache	*cache;
@@ -33,11 +33,11 @@ struct ofi_mr_notify {
 	struct dlist_entry	list;
 };
 
-/* A part of each cache */
+/* Each cache has this part */
 struct ofi_mr_notify_cache {
-	uint64_t		*changes;	/* the kernel counts stale entries, or NULL */
-	uint64_t		changes_seen;	/* all words were checked at this value */
-	uint64_t		changes_next;	/* all but unchecked_cnt words */
+	uint64_t		*changes;	/* the kernel's counter of stale entries; may be NULL */
+	uint64_t		changes_seen;	/* value when all words had been checked */
+	uint64_t		changes_next;	/* value when all but unchecked_cnt words had been */
 	size_t			unchecked_cnt;
 	struct dlist_entry	list;
 	/* Entries in the tree, by a hash of the address where they begin */
@@ -61,13 +61,15 @@ uint64_t *ofi_mr_notify_select(struct ofi_mem_monitor **monitor,
 /* Call this for an entry that is about to be registered, and may be kept. */
 void ofi_mr_notify_init(struct ofi_mr_cache *cache, struct ofi_mr_entry *entry);
 
-/* Call this if valid() returned false: if the word is not INVALID, the kernel settles
- * it. If the entry is valid, returns true, and the caller has a reference. Caller must
- * hold mm_lock. The call releases mm_lock while the kernel settles, up to a second.
+/* Call this if valid() returned false. If the word is not INVALID, the kernel settles
+ * it. Then the function returns whether the entry is valid; if it is, the caller has a
+ * reference. Caller must hold mm_lock. While the kernel settles, up to a second, the
+ * function releases mm_lock.
  */
 bool ofi_mr_notify_settle(struct ofi_mr_cache *cache, struct ofi_mr_entry *entry);
 
-/* The entry of this word has no user any more; word may be NULL. Caller must hold mm_lock. */
+/* Tells the kernel that the entry of this word has no user; word may be NULL. Caller
+ * must hold mm_lock. */
 static inline void ofi_mr_notify_idle(uint64_t *word)
 {
 	if (word)
@@ -77,8 +79,8 @@ static inline void ofi_mr_notify_idle(uint64_t *word)
 /* Call this before the cache is used. */
 void ofi_mr_notify_cache_init(struct ofi_mr_cache *cache);
 
-/* Whether the cache may have stale entries that no search has checked: the kernel marks
- * a word before it increments the counter.
+/* Returns whether the cache may have stale entries that no search has checked. The
+ * kernel marks a word before it increments the counter.
  */
 static inline bool
 ofi_mr_notify_moved(const struct ofi_mr_notify_cache *notify)
@@ -87,8 +89,9 @@ ofi_mr_notify_moved(const struct ofi_mr_notify_cache *notify)
 	       notify->changes_seen;
 }
 
-/* Call this if ofi_mr_notify_moved() is true: it checks some words of the cache, and drops
- * stale entries. Later calls check the other words. Caller must hold mm_lock.
+/* Call this if ofi_mr_notify_moved() is true. The function checks some words of the
+ * cache, and drops stale entries. Later calls check the other words. Caller must hold
+ * mm_lock.
  */
 void ofi_mr_notify_sweep(struct ofi_mr_cache *cache);
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * A hit of "verbs_notify" without a search of the tree. A table has the entries of the
- * tree by the addresses where they begin. Two entries may compete for a place in it. A
- * request that begins at another address searches the tree.
+ * Finds an entry of "verbs_notify" without a search of the tree. A table has the entries
+ * of the tree by the addresses where they begin. Two entries may compete for a place in
+ * the table. If a request begins at another address, the cache searches the tree.
  */
 #ifndef OFI_MR_NOTIFY_HIT_H
 #define OFI_MR_NOTIFY_HIT_H
@@ -24,9 +24,10 @@ static inline uint64_t ofi_mr_notify_said(struct ofi_mr_entry *entry)
 	       OFI_MR_NOTIFY_KERNEL;
 }
 
-/* Whether the caller can use the entry. HELD is set before the word is read: either the
- * kernel sees HELD and keeps the pages, or this function sees the kernel's mark. If the
- * entry is not valid, the caller's search settles or ends it. Caller must hold mm_lock.
+/* Returns whether the caller can use the entry. The function sets HELD before it reads
+ * the word. So either the kernel sees HELD and keeps the pages, or the function sees the
+ * kernel's mark. If the entry is not valid, the caller's search settles or removes the
+ * entry. Caller must hold mm_lock.
  */
 static inline bool ofi_mr_notify_hold(struct ofi_mr_entry *entry)
 {
@@ -36,8 +37,8 @@ static inline bool ofi_mr_notify_hold(struct ofi_mr_entry *entry)
 	return !ofi_mr_notify_said(entry);
 }
 
-/* Returns an entry with a reference. NULL: the caller has to search the tree, for the
- * entry or because a search also has to drop stale entries.
+/* Returns an entry with a reference, or NULL if the caller has to search the tree. A
+ * search finds entries that the table lacks, and drops stale entries.
  */
 static inline struct ofi_mr_entry *
 ofi_mr_notify_hit(struct ofi_mr_cache *cache, const void *addr, size_t len)

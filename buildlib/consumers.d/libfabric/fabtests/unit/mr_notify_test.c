@@ -38,7 +38,8 @@ static bool said(const struct region *region)
 	return *(volatile const uint64_t *) region->word & region->mask;
 }
 
-/* at: NULL maps anywhere; file: -1 maps anonymous memory */
+/* If at is NULL, the kernel chooses the address. If file is -1, the memory is
+ * anonymous. */
 static int map_and_register(struct region *region, void *at, int file)
 {
 	int ret;
@@ -93,7 +94,7 @@ static int mr_notify_unmap(void)
 		goto out;
 	}
 
-	/* Other memory at the same place, while the first region is open */
+	/* Map other memory at the same place while the first region is open */
 	ret = map_and_register(&second, first.memory, -1);
 	if (ret)
 		goto out;
@@ -123,7 +124,7 @@ static int mr_notify_settle(void)
 	if (ret)
 		goto out;
 
-	/* The pages stay in the file. */
+	/* MADV_DONTNEED unmaps the pages, but the file keeps them. */
 	syscall(SYS_madvise, region.memory, LENGTH, MADV_DONTNEED);
 	if (!said(&region)) {
 		sprintf(err_buf, "no mark though the mapping has changed");

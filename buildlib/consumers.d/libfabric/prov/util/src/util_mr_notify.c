@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * A registration in the cache has a word, which the kernel marks before a system call
- * of any process that changes the memory returns. So a hit is valid if the word has no
- * mark. This needs no hook, thread or file descriptor. Only the cache itself removes
- * entries: the kernel counts the words that have become INVALID in
- * cache->notify.changes, and when this counter has moved, a search looks for stale
- * entries.
+ * Each registration in the cache has a word. When a system call of any process changes
+ * the memory of the registration, the kernel marks the word before the call returns. So
+ * a hit is valid if the word has no mark. This check needs no hook, thread or file
+ * descriptor. Only the cache itself removes entries. The kernel counts in
+ * cache->notify.changes how many words have become INVALID. When this counter has moved,
+ * a search looks for stale entries.
  *
  * A request may be for a part of a region, and another part may be unmapped. So the
- * device keeps the pages while the word says that the region is in use. With hooks the
- * device also keeps the pages of an entry in use. If the device can revoke, the kernel
+ * device keeps the pages while the word says that the region is in use. With hooks, too,
+ * the device keeps the pages of an entry in use. If the device can revoke, the kernel
  * unpins the pages of a stale region that is not in use. When memory is short, the
  * kernel may also unpin an idle region, which gets pages again when it is settled.
  */
@@ -36,7 +36,7 @@ static bool util_mr_notify_valid(struct ofi_mem_monitor *monitor,
 	return true;
 }
 
-/* The reference keeps the entry while mm_lock is free. */
+/* The reference keeps the entry while mm_lock is released. */
 bool ofi_mr_notify_settle(struct ofi_mr_cache *cache, struct ofi_mr_entry *entry)
 {
 	bool valid;
@@ -151,7 +151,7 @@ void ofi_mr_notify_cache_init(struct ofi_mr_cache *cache)
 	memset(notify->hints, 0, sizeof(notify->hints));
 }
 
-/* If a stale entry is in use, its last user ends it. */
+/* Removes stale entries. If a stale entry is in use, its last user deregisters it. */
 void ofi_mr_notify_sweep(struct ofi_mr_cache *cache)
 {
 	struct ofi_mr_notify_cache *notify = &cache->notify;

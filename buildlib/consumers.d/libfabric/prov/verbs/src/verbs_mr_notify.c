@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * Regions with words, for the memory monitor "verbs_notify": the kernel marks the word
- * before a system call that changes the memory returns. The verbs are looked up at run
- * time, so a provider that was built with the verbs also runs with a libibverbs without
- * them.
+ * Regions with words, for the memory monitor "verbs_notify". When a system call changes
+ * the memory of a region, the kernel marks its word before the call returns. The verbs
+ * are looked up at run time. So a provider that was built with the verbs also runs with
+ * a libibverbs that lacks them.
  */
 
 #include "verbs_ofi.h"
@@ -25,7 +25,8 @@ static struct {
 
 static struct fi_ops_mr vrb_notify_mr_ops;
 
-/* The entries of the cache have all rights, so no other attributes matter. */
+/* A search by address is enough, because the entries of the cache have all access
+ * rights. */
 static inline int
 vrb_notify_cache_reg(struct fid *fid, const void *buf, size_t len, struct fid_mr **mr)
 {
@@ -106,7 +107,8 @@ uint64_t *vrb_notify_open(struct vrb_domain *domain)
 
 	(void) pthread_once(&once, vrb_notify_init);
 
-	/* On-demand paging follows the memory itself. */
+	/* With on-demand paging the device follows changes of the memory without a
+	 * word. */
 	if (!vrb_notify.reg || !vrb_notify.settle || !vrb_notify.alloc_word ||
 	    !vrb_notify.free_word || (domain->ext_flags & VRB_USE_ODP) ||
 	    ibv_query_device(domain->verbs, &attr) ||

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * Regions with a word that the kernel marks when their memory changes. Included by
- * verbs_ofi.h.
+ * Regions with a word that the kernel marks when their memory changes. verbs_ofi.h
+ * includes this file.
  */
 #ifndef VERBS_MR_NOTIFY_H
 #define VERBS_MR_NOTIFY_H
@@ -15,16 +15,19 @@ struct vrb_mem_desc;
 #if OFI_HAVE_MR_NOTIFY && defined(IBV_HAVE_REG_NOTIFIED_MR)
 #define VERBS_HAVE_MR_NOTIFY	1
 
-/* A counter for the regions of a domain, or NULL if its device does not notify */
+/* Returns a counter for the regions of a domain, or NULL if its device does not
+ * notify */
 uint64_t *vrb_notify_open(struct vrb_domain *domain);
 
 /* Frees a counter, or the word of a deregistered region; word may be NULL */
 void vrb_notify_free(uint64_t *word);
 
-/* Attributes with a new word for a region that will be in use; the word may be NULL */
+/* Returns attributes with a new word for a region that will be in use; the word may be
+ * NULL */
 struct ibv_mr_notify_attr vrb_notify_attr(struct vrb_domain *domain);
 
-/* Like ibv_reg_mr(), with a word. After NULL the caller registers without a word. */
+/* Like ibv_reg_mr(), with a word. If it returns NULL, the caller registers without a
+ * word. */
 struct ibv_mr *vrb_notify_reg(struct vrb_mem_desc *md, void *buf, size_t len,
 			      int access);
 
@@ -33,7 +36,7 @@ int vrb_notify_settle(struct vrb_mem_desc *md);
 int vrb_mr_cache_settle_region(struct ofi_mr_cache *cache,
 			       struct ofi_mr_entry *entry);
 
-/* If the cache has words, the domain looks for a hit before it builds attributes. */
+/* If the cache has words, let the domain look for a hit before it builds attributes. */
 void vrb_notify_use_hits(struct vrb_domain *domain);
 
 #else

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
  * The operations FI_MR_NOTIFY_OPS of a domain, for caches of registrations above
- * libfabric. Once they are opened, each region is registered with a word, and is kept
- * by the cache above instead of the cache of this domain.
+ * libfabric. Once a user has opened them, each region is registered with a word, and the
+ * cache above keeps the region instead of the cache of this domain.
  */
 
 #include "verbs_ofi.h"
@@ -14,7 +14,7 @@
 static int (*vrb_notify_arm)(struct ibv_mr *mr,
 			     const struct ibv_mr_notify_attr *attr);
 
-/* For a region that was registered before the operations were opened */
+/* Arms a region that was registered before the operations were opened */
 static int vrb_mr_arm(struct vrb_mem_desc *md)
 {
 	struct ibv_mr_notify_attr attr;

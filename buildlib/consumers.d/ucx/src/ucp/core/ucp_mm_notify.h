@@ -12,9 +12,9 @@
 #include <ucs/config/global_opts.h>
 
 
-/* The cache needs no memory events if at least one memory domain notifies, and each
- * other memory domain notifies, registers no memory, or has a registration that does
- * nothing */
+/* Find out whether the cache can do without memory events. Memory domains that register
+ * no memory, or whose registration does nothing, do not count. At least one memory
+ * domain has to remain, and all remaining memory domains have to notify */
 static int ucp_mem_rcache_can_notify(ucp_context_h context)
 {
     int found = 0;
@@ -43,10 +43,10 @@ static int ucp_mem_rcache_can_notify(ucp_context_h context)
     return found;
 }
 
-/* Called after some memory handles of a region were registered, in the order of the map.
- * The word of the first handle is enough: all handles have the same memory, and the
- * kernel reports each change after the first registration. A region without a word
- * serves only this request */
+/* Call this after some memory handles of a region were registered, in the order of the
+ * map. The word of the first handle is enough, because all handles have the same memory,
+ * and the kernel reports each change after the first registration. A region without a
+ * word serves only this request */
 static void ucp_memh_notify(ucp_context_h context, ucp_mem_h memh,
                             ucp_md_map_t md_map_registered)
 {

@@ -16,7 +16,7 @@ extern "C" {
 #include <memory>
 #include <set>
 
-/* A cache whose regions have words. The test writes them as the kernel does */
+/* A cache whose regions have words. The test writes the words as the kernel does */
 class test_rcache_notify : public ucs::test {
 protected:
     struct region {
@@ -97,13 +97,13 @@ protected:
     static const uintptr_t START = 0x100000;
     static const size_t    SIZE  = 0x1000;
 
-    std::map<int, std::unique_ptr<uint64_t>> m_words; /* of each registration */
+    std::map<int, std::unique_ptr<uint64_t>> m_words; /* the word of each registration */
     int                        m_next_id   = 1;
     int                        m_asked     = 0;
-    bool                       m_valid     = true; /* the answer */
-    size_t                     m_max       = SIZE_MAX; /* registrations */
+    bool                       m_valid     = true; /* what is_valid() returns */
+    size_t                     m_max       = SIZE_MAX; /* of registrations */
     bool                       m_fail      = false;
-    int                        m_not_hidden = 0; /* failures */
+    int                        m_not_hidden = 0; /* number of failures */
     ucs::handle<ucs_rcache_t*> m_rcache;
 
 private:
@@ -156,7 +156,7 @@ UCS_TEST_F(test_rcache_notify, valid_is_found) {
     EXPECT_EQ(0, m_asked);
 }
 
-/* The word is set before the counter moves */
+/* The test sets the word before it increments the counter, as the kernel does */
 UCS_TEST_F(test_rcache_notify, invalid_is_replaced) {
     int id = use(START, SIZE);
 
@@ -199,7 +199,7 @@ UCS_TEST_F(test_rcache_notify, invalid_in_use_stays_registered) {
     EXPECT_FALSE(m_words.count(id));
 }
 
-/* UCP's cache may never request the region from UCT's cache again */
+/* UCP's cache perhaps never requests the region from UCT's cache again */
 UCS_TEST_F(test_rcache_notify, last_user_deregisters_invalid) {
     region *first = get(START, SIZE), *second = get(START, SIZE);
 
@@ -255,7 +255,7 @@ UCS_TEST_F(test_rcache_notify, invalid_do_not_pile_up_with_hits) {
     EXPECT_EQ(1u, m_words.size());
 }
 
-/* A few invalid regions may keep much memory */
+/* A few invalid regions may keep much memory pinned */
 UCS_TEST_F(test_rcache_notify, large_invalid_do_not_pile_up) {
     static const size_t large = 1ul << 30;
 
@@ -269,7 +269,7 @@ UCS_TEST_F(test_rcache_notify, large_invalid_do_not_pile_up) {
     }
 }
 
-/* A search looks at all regions, so it waits until many regions have changed */
+/* A search looks at all regions, so the cache waits until many regions have changed */
 UCS_TEST_F(test_rcache_notify, few_changes_wait_for_a_search) {
     for (int i = 0; i < 1600; ++i) {
         use(START + i * SIZE, SIZE / 2);
@@ -360,7 +360,7 @@ protected:
         ucp_config_release(config);
         m_context.reset(context, ucp_cleanup);
         ASSERT_TRUE(context->rcache != NULL);
-        EXPECT_FALSE(context->mem_notify); /* it registers nothing */
+        EXPECT_FALSE(context->mem_notify); /* the domain registers nothing */
 
         m_self          = this;
         m_ops           = *context->tl_mds[0].md->ops;
@@ -373,7 +373,7 @@ protected:
         EXPECT_TRUE(context->mem_notify);
     }
 
-    /* A cache for the present flags */
+    /* Replace the cache by a cache for the present flags */
     void renew()
     {
         ucp_mem_rcache_cleanup(m_context);
@@ -439,7 +439,7 @@ protected:
     static test_ucp_rcache_notify *m_self;
     std::set<handle*>            m_registered;
     uintptr_t                    m_gone     = 0; /* can't be registered */
-    size_t                       m_max      = SIZE_MAX; /* registrations */
+    size_t                       m_max      = SIZE_MAX; /* of registrations */
     bool                         m_has_word = true;
     ucs_ternary_auto_value_t     m_notify;
     uct_md_ops_t                 m_ops;
@@ -511,7 +511,8 @@ UCS_TEST_F(test_ucp_rcache_notify, without_a_word_it_serves_one_request) {
     EXPECT_TRUE(m_registered.empty());
 }
 
-/* Like memory that TCP sends */
+/* TCP registers nothing, so memory that it sends has no memory handles, like this
+ * memory */
 UCS_TEST_F(test_ucp_rcache_notify, without_memory_handles_nothing_is_kept) {
     ucp_mem_h memh;
 

@@ -15,8 +15,8 @@
 
 #if HAVE_DECL_IBV_REG_NOTIFIED_MR
 
-/* This bit of a word says that the MR is in use. It is always set: a request may use
- * a part of a region while another part is unmapped, so the device keeps the pages
+/* This bit of a word says that the MR is in use. It is always set, because a request may
+ * use a part of a region while another part is unmapped. So the device keeps the pages
  * until the region is deregistered */
 #define UCT_IB_NOTIFY_IN_USE UCS_BIT(8)
 
@@ -40,8 +40,8 @@ static int uct_ib_notify_have_verbs()
            (uct_ib_notify_verbs.free_word != NULL);
 }
 
-/* Is each registration of the cache one MR of host memory? Several threads would
- * register several MRs, and an MR with on-demand paging can't notify */
+/* Is each registration of the cache one MR of host memory? A registration by several
+ * threads has several MRs, and an MR with on-demand paging can't notify */
 static int uct_ib_notify_covers_all(uct_ib_md_t *md)
 {
     return (md->reg_mem_types == UCS_BIT(UCS_MEMORY_TYPE_HOST)) &&
@@ -62,7 +62,8 @@ ucs_status_t uct_ib_notify_init(uct_ib_md_t *md)
                   IBV_DEVICE_MR_NOTIFY) &&
                  uct_ib_notify_have_verbs();
     if (md->notify && must) {
-        /* The user prefers notification to several threads and to on-demand paging */
+        /* The user prefers notification to registration by several threads and to
+         * on-demand paging */
         md->config.min_mt_reg   = SIZE_MAX;
         md->config.odp.max_size = 0;
     }

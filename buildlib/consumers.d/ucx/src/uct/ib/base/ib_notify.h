@@ -6,8 +6,9 @@
 
 
 /*
- * MRs that tell when they become invalid, ibv_reg_notified_mr(3): the kernel sets bits
- * of a word before a system call that changes the mapping of the memory returns.
+ * MRs that tell when they become invalid, see ibv_reg_notified_mr(3). When a system call
+ * changes the mapping of the memory, the kernel sets bits of a word before the call
+ * returns.
  */
 
 
@@ -28,7 +29,7 @@ ucs_status_t uct_ib_notify_memh_init(uct_ib_md_t *md, uct_ib_mem_t *memh);
 
 
 /**
- * Release the word of a memory handle without an MR.
+ * Release the word of a memory handle that has no MR.
  */
 void uct_ib_notify_memh_cleanup(uct_ib_mem_t *memh);
 
