@@ -48,7 +48,7 @@ def once(which, row, seconds):
 
 
 def measure(rows, rounds, seconds):
-    """Yield (row, median before, median now); a median is None if the row did not run."""
+    """Yield (row, median before, median now). If the row did not run, its medians are None."""
     for row in rows:
         times = {which: [] for which in WHICH}
         for turn in range(rounds):

@@ -14,8 +14,8 @@
  *  flush_pd/N          flush a PD without entries, after there were N entries
  *  query/N             query an owner without entries, after there were N entries
  * Lower limits for a hit:
- *  atomics             two atomic operations on one word; atomics_same/N: on one of N words, by all
- *                      threads
+ *  atomics             two atomic operations on one word
+ *  atomics_same/N      two atomic operations on one of N words, by all threads
  *  search/N            two atomic operations on one of N words, found by binary search
  */
 #include <algorithm>
@@ -40,10 +40,10 @@ using layouts::buffer;
 
 constexpr uint64_t BASE = 0x7f0000000000, LENGTH = layouts::usual, MANY = 100000, MOST = 1000000;
 constexpr int MOST_THREADS = 16;
-/* With these rights any policy may round the range and serve a part of it. */
+/* With these rights any policy may round the range of a request and serve a part of the range. */
 constexpr uint32_t ACCESS = MR_CACHE_LOCAL_WRITE;
 
-/* For the core, PDs and owners are addresses. PDs are at least four bytes apart. */
+/* The core uses addresses to name PDs and owners. PDs are at least four bytes apart. */
 struct party {
 	uint32_t pd;
 	char owner;
@@ -265,7 +265,7 @@ void atomics(benchmark::State &state)
 
 std::vector<line> shared_lines(1000);
 
-/* The limit if two threads use the same buffers, because the other CPU may have the cache line. */
+/* The limit if two threads use the same buffers: the other CPU may have the cache line. */
 void atomics_same(benchmark::State &state)
 {
 	const std::vector<buffer> asked = order(state, shares::same);
@@ -354,7 +354,8 @@ void full(benchmark::State &state)
 		release(one);
 }
 
-/* Fills the cache with range(0) entries, and one entry of another owner; then releases them all. */
+/* Fills the cache with range(0) entries, and one entry of another owner. Then releases all of
+ * them. */
 void leave_behind(const benchmark::State &state)
 {
 	use(others, {BASE, LENGTH});
@@ -397,7 +398,8 @@ template <make_layout Make> Benchmark *add_hit(const std::string &name, work bod
 
 void add_all()
 {
-	/* The large numbers come last: entries that a cache once held may still make it slower. */
+	/* The large numbers come last, because entries that a cache once held may still make it
+	 * slower. */
 	add("flush_pd", flush_pd, leave_behind)->Arg(1)->Iterations(100);
 	add("query", query, leave_behind)->Arg(1)->Iterations(100);
 	add("miss", miss, setup_alone);
@@ -421,7 +423,7 @@ void add_all()
 	};
 	for (Benchmark *one : own())
 		one->Arg(1)->Arg(1000)->Arg(MANY)->Threads(2);
-	/* Not MANY for each owner, because a cache has room for only a million. */
+	/* Each owner has fewer than MANY entries, because a cache has room for only a million. */
 	for (Benchmark *one : own())
 		one->Arg(1)->Arg(1000)->Threads(MOST_THREADS);
 	add("hit/same", hit<shares::same>, setup<layouts::apart, shares::same>)
@@ -446,7 +448,7 @@ void add_all()
 
 } // namespace
 
-/* For a part, returns the mr without the view that libibverbs makes. */
+/* For a part of a registration, returns the whole mr. libibverbs would make a view. */
 extern "C" void *mr_cache_on_miss(void *pd, uint64_t addr, uint64_t length, uint32_t access,
 				  mr_cache_ref part)
 {

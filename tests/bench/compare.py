@@ -88,7 +88,7 @@ def measure():
 def rows(got):
     """(title, a value in nanoseconds for each of COLUMNS).
 
-    None for an empty cell, 0 for a failure.
+    A value is None if the cell is empty, and 0 if the program failed.
     """
     return [(what, *(one and (got[one[0]].get(one[1]) or 0) for one in cells))
             for what, *cells in TABLE]

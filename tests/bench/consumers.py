@@ -41,8 +41,8 @@ LIBRARIES = {
 
 
 def command(library, way, name, shift):
-    """The command that runs a benchmark in one way with the built library. @shift: moves memory by
-    pages.
+    """The command that runs a benchmark in one way with the built library. It moves memory by
+    `shift` pages.
     """
     program, _, ways, _ = LIBRARIES[library]
     built = os.path.join(programs.REPO, "build/consumers", library, "lib")

@@ -2,8 +2,9 @@
 """The costs of MR notification, for its users and for others: prints the tables of costs.md.
 
 Why: the figures of Documentation/costs.md must be easy to repeat, also on another machine.
-Each ratio is of times in one guest, except in the last table, which compares Debian's own modules
-with ours: two guests take turns, and the best round counts. tests/bench/run calls this script.
+In all tables except the last, a ratio compares two times in the same guest. The last table compares
+Debian's own modules with ours: two guests take turns, and the best round counts. tests/bench/run
+calls this script.
 """
 import json
 import os
@@ -32,7 +33,7 @@ def run(kernel, only):
 
 
 def beside_stock():
-    """{operation: {kernel: nanoseconds}} of a process that arms nothing."""
+    """For a process that arms nothing, {operation: {kernel: nanoseconds}}."""
     best = {}
     for _ in range(ROUNDS):
         for kernel in ("stock", "debian"):

@@ -121,7 +121,7 @@ private:
 	double bytes_each_ = 0;
 };
 
-/* Opens the device when it is first needed, so that no device is open for "never". */
+/* Opens the device when it is first needed, because the state "never" must not open it. */
 double prepare(state what, std::size_t count)
 {
 	static crowd *all; /* never freed */

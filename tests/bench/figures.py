@@ -23,7 +23,7 @@ FIGURES = {
 
 
 def draw(name):
-    """Draw one figure; whether it could be measured."""
+    """Draw one figure. Return whether it could be measured."""
     script, *args = FIGURES[name]
     made = os.path.join(programs.OUT, name + ".svg")
     done = subprocess.run([sys.executable, "-B",

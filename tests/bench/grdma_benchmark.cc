@@ -35,7 +35,7 @@ fid_domain *open_domain()
 	return domain;
 }
 
-/* The first call decides whether the process can run the rows "armed", or the other rows. */
+/* The first call decides which rows the process can run: the rows "armed", or the other rows. */
 void open_once(bool armed)
 {
 	[[maybe_unused]] static const bool opened = [armed] {

@@ -16,7 +16,7 @@ from programs import OUT
 COUNTS = (1, 10, 100, 1000, 10000)
 LIMITS = {"FI_MR_CACHE_MAX_COUNT": "200000", "FI_MR_CACHE_MAX_SIZE": "-1"}
 # Way: (program, its benchmark, environment)
-# "Below": the library has no cache, as with ibv_mr_cache --env.
+# In a way with "below", the library has no cache, as with ibv_mr_cache --env.
 WAYS = {
     "ours: ibv_reg_mr": ("verbs", "hit/apart", {}),
     "UCX, hooks": ("ucx_md", "ucx_md", {}),

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The cost of an idle registration, for each cache: 64 MiB are registered and deregistered once,
+ * The cost of an idle registration, for each cache. A row registers and deregisters 64 MiB once,
  * and the cache keeps the registration. Each row runs once. Its results are its counters, all in
  * MiB except `ms`.
  */
@@ -128,7 +128,7 @@ public:
 
 		(void)syscall(SYS_mbind, at_, size, MPOL_BIND, &nodes, 64UL, MPOL_MF_MOVE);
 	}
-	/* Must be called only once, because later another mapping may have this address. */
+	/* Must be called only once, because another mapping may have this address later. */
 	void end()
 	{
 		(void)munmap(at_, size);

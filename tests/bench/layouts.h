@@ -3,9 +3,9 @@
  * Positions of a program's buffers, on which the cost of a hit depends. Each layout is a function
  * that returns N buffers, always the same buffers:
  *  apart     one after the other, 64 KiB each
- *  guarded   one after the other, each followed by a guard page: 17 pages apart
+ *  guarded   one after the other, with a guard page after each, so 17 pages apart
  *  random    1 byte to 256 KiB, at any address; several may be in one page
- *  heap      from malloc: nine of 16 to 1,024 bytes, then one of 4 to 256 KiB
+ *  heap      from malloc: nine of 16 to 1,024 bytes, then a buffer of 4 to 256 KiB
  *  inside    random pages of one registration of 1 GiB
  */
 #ifndef BENCH_LAYOUTS_H
@@ -27,11 +27,11 @@ struct buffer {
 	uint64_t length;
 };
 
-/* The buffers to request, and other buffers to register before. */
+/* The buffers that hits request, and other buffers that are registered earlier. */
 struct layout {
 	std::vector<buffer> buffers;
 	std::vector<buffer> before;
-	std::vector<std::unique_ptr<void, void (*)(void *)>> blocks; /* which contain the buffers */
+	std::vector<std::unique_ptr<void, void (*)(void *)>> blocks; /* contain the buffers */
 };
 
 constexpr uint64_t page = 4096, usual = 64 << 10;
@@ -83,7 +83,7 @@ inline layout heap(uint64_t, uint64_t count)
 	std::mt19937_64 random(7);
 	layout made;
 
-	mallopt(M_MMAP_THRESHOLD, 1 << 25); /* or else large buffers get separate mappings */
+	mallopt(M_MMAP_THRESHOLD, 1 << 25); /* otherwise large buffers get mappings of their own */
 	for (uint64_t i = 0; i < count; i++) {
 		const uint64_t length =
 			i % 10 == 9 ? any_size(random, 12, 18) : any_size(random, 4, 10);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
-/* The common part of libfabric's benchmarks: its verbs provider; errors end the program. */
+/* The code that the benchmarks of libfabric's verbs provider share. An error ends the program. */
 #ifndef BENCH_LIBFABRIC_H
 #define BENCH_LIBFABRIC_H
 
@@ -19,7 +19,7 @@ inline void check(ssize_t ret, const char *call)
 	std::exit(1);
 }
 
-/* Finds the provider with connected endpoints, for this address or for any. */
+/* Finds the verbs provider with connected endpoints. Without `node` any address matches. */
 inline fi_info *find_verbs(const char *node = nullptr, const char *service = nullptr,
 			   uint64_t flags = 0)
 {

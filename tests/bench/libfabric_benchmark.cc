@@ -66,7 +66,7 @@ void libfabric_small(benchmark::State &state)
 	munmap(base, length);
 }
 
-/* Parts of one registration, at N addresses. */
+/* Requests parts of one registration, at N addresses. */
 void libfabric_parts(benchmark::State &state)
 {
 	static auto *const base = static_cast<std::byte *>(

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """NetPIPE by Open MPI over UCX with RDMAV_MR_CACHE=remote: an idle time of one second against none.
 
-Prints the statistics of both runs. For message sizes from 64 KiB to 1 MiB, prints the throughput
-with the default RDMAV_MR_CACHE_IDLE_MS divided by the throughput with 0. Run it in a guest whose
-clock counts instructions, so that other load on this machine does not matter:
-tests/lab/run --kernel debian --count-instructions -- /usr/bin/python3 -B tests/bench/mpi_idle.py
+The script prints the statistics of both runs, and a ratio for message sizes from 64 KiB to 1 MiB:
+the throughput with the default RDMAV_MR_CACHE_IDLE_MS divided by the throughput with 0. Run it in a
+guest whose clock counts instructions, so that other load on this machine does not matter:
 """
 import os
 import statistics
@@ -19,7 +18,7 @@ OVER = "Open MPI, UCX"
 
 
 def throughput(idle):
-    """{size in bytes: Mbit/s}. @idle is RDMAV_MR_CACHE_IDLE_MS, "" for the default."""
+    """{size in bytes: Mbit/s}. `idle` is RDMAV_MR_CACHE_IDLE_MS, or "" for the default."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("RDMAV_")}
     env.update(compare.ALWAYS, **compare.UCX_OFF, **compare.OURS)
     if idle:

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * RDMA writes into an address space of many mappings, each of one page. In the row WAY/COUNT there
- * are COUNT mappings, and one message goes to 16 adjacent mappings:
- *  registered   all mappings are registered before
- *  all          by an MR of all memory; the pages are present
- *  dropped      by an MR of all memory; the pages of the message have just been dropped
+ * RDMA writes into an address space of many mappings, each of one page. The row WAY/COUNT has COUNT
+ * mappings, and one message goes to 16 adjacent mappings:
+ *  registered   one MR of all mappings, which was registered before the messages
+ *  all          one MR of all memory; the pages are present
+ *  dropped      one MR of all memory; the pages of the message have just been dropped
  *  touched      no message: the CPU writes to 16 pages, which have just been dropped
  *  left         no message: the CPU writes to 16 pages, which are present
- * The time is only of the message, or of the CPU's writes.
+ * The time includes only the message, or only the CPU's writes.
  */
 #include <benchmark/benchmark.h>
 #include <sched.h>

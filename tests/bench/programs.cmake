@@ -27,7 +27,8 @@ if(BENCH_BEFORE)
   set_target_properties(bench_cache_before PROPERTIES EXCLUDE_FROM_ALL ON)
 endif()
 
-# The other programs of tests/bench/run: for our verbs, then for Debian's UCX and libfabric.
+# The other programs of tests/bench/run. The first loop is for our verbs, the next for Debian's UCX
+# and libfabric.
 foreach(name verbs transfer cost paging views)
   add_executable(bench_${name} bench/${name}_benchmark.cc)
   target_link_libraries(bench_${name} PRIVATE guest_support ${BENCHMARK})

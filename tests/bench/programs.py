@@ -38,7 +38,9 @@ def run(command, environment=None):
 
 
 def lab(kernel, command, *options, environment=None):
-    """run() in a guest; None also if its kernel reports a problem, or if it takes too long."""
+    """Like run(), in a guest. If its kernel reports a problem, or it takes too long, return
+    None.
+    """
     return run([LAB, "--kernel", kernel, "--no-checks", *options, "--", *command], environment)
 
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * How misses are measured for each cache: 64 KiB are registered, released, unmapped and mapped
- * again, by functions of libc, which hooks see. The row renewed/nothing has no registration. Its
- * difference to the other rows is the cost of a miss, including noticing the change. Each cache
- * also has another registration, which stays. Without it the kernel would unpin the page of the
- * words each time that the last registration ends, which rarely happens in real caches.
+ * How misses are measured for each cache. A row registers, releases, unmaps and maps 64 KiB again,
+ * by functions of libc, which hooks see. The row renewed/nothing has no registration. The other
+ * rows take longer by the cost of a miss, which includes noticing the change. Each cache also has
+ * another registration, which stays. Without it the kernel would unpin the page of the words each
+ * time that the last registration ends, which rarely happens in real caches.
  */
 #ifndef BENCH_RENEWED_H
 #define BENCH_RENEWED_H
@@ -31,7 +31,7 @@ inline std::byte *map(std::byte *at)
 template <class Use> void add(const std::string &name, Use use)
 {
 	benchmark::RegisterBenchmark(("renewed/" + name).c_str(), [use](benchmark::State &state) {
-		/* With a gap between the mappings, libraries and the kernel do not merge them. */
+		/* A gap keeps libraries and the kernel from merging the mappings. */
 		auto *const kept = static_cast<std::byte *>(
 			mmap(nullptr, 3 * size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
 		std::byte *const at = map(kept + 2 * size);

@@ -8,7 +8,7 @@
  *   void finish()                                     wait for the oldest write, deregister
  *
  * One iteration is a round of all buffers. The first round with a size is not timed, so the time
- * is that of the second and later uses of a buffer.
+ * includes only the second and later uses of a buffer.
  */
 #ifndef BENCH_ROTATION_H
 #define BENCH_ROTATION_H
@@ -67,7 +67,7 @@ template <class Sender> void round(Sender &sender, std::size_t length, std::size
 	}
 }
 
-/* `used`: sizes that were sent before. */
+/* `used` has the sizes that were sent before. */
 template <class Sender>
 void rounds(benchmark::State &state, Sender &sender, std::size_t outstanding,
 	    std::set<std::size_t> &used)

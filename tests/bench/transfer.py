@@ -3,8 +3,9 @@
 
 Why: the cost of a hit says little about the gain of a program. Here each message is registered,
 written to the peer by RDMA over soft-RoCE, and deregistered: with each cache, and without a cache.
-The limit has all buffers registered before. In each guest the ways take turns, and the best turn of
-each way counts, because other load only adds time. tests/bench/run calls this script.
+For the limit, all buffers are registered before the first message. In each guest the ways take
+turns, and the best turn of each way counts, because other load only adds time. tests/bench/run
+calls this script.
 """
 import json
 import os
@@ -73,7 +74,7 @@ def size_text(size):
     return f"{size >> 10} KB" if size < 1 << 20 else f"{size >> 20} MB"
 
 
-# The printed tables: (key, title, unit, from nanoseconds a message and bytes)
+# The printed tables: (key, title, unit, function of nanoseconds per message and of bytes)
 VIEWS = [
     ("latency", "one message at a time: register, write, deregister", "us a message",
      lambda ns, size: ns / 1e3),

@@ -9,9 +9,9 @@
  *               hint to an entry, the entry to a struct ibv_mr, and the struct back to the entry,
  *               without calls and checks. A cache that returns a pointer can't do less.
  *  hit/LAYOUT/N ibv_reg_mr + ibv_dereg_mr of one of N cached buffers, in a random order (User Mode
- *               Linux: native speed). The layouts are in layouts.h, here with smaller buffers: one
- *               page for apart and guarded, 256 MiB for inside. hit/part uses each time another
- *               half of 64 KiB, which has its own struct ibv_mr. hit/threads: each of 2 and of 16
+ *               Linux: native speed). The layouts are in layouts.h, but with smaller buffers: one
+ *               page for apart and guarded, 256 MiB for inside. hit/part each time uses another
+ *               half of 64 KiB, which has its own struct ibv_mr. In hit/threads each of 2 or 16
  *               threads has its own N buffers, in a guest with 2 CPUs; the figure is the CPU time.
  *               Counters, in nanoseconds: low, median and high are the 10th, 50th and 90th
  *               percentile of 40 measurements of 262,144 hits each
@@ -163,8 +163,8 @@ double quantile(std::vector<double> &of, double part)
 }
 
 /*
- * Measures only the two verbs and finding the next buffer. The calls are not checked, because they
- * have succeeded before.
+ * Measures only the two verbs and finding the next buffer. No check of the calls is needed, because
+ * they have succeeded before.
  */
 auto in_turn(const std::vector<layouts::buffer> &asked, int access)
 {
@@ -257,7 +257,8 @@ void heap(benchmark::State &state)
 	hit(state, layouts::heap(0, count_of(state)));
 }
 
-/* Hits on a part of a registration, which only registrations without remote rights serve. */
+/* Measures hits on a part of a registration. Only registrations without remote rights serve
+ * parts. */
 void inside(benchmark::State &state)
 {
 	const uint64_t length = 256 << 20;
@@ -313,7 +314,7 @@ ibv_mr *register_notified(range of, uint64_t *word, uint64_t *changes)
 	return mr;
 }
 
-/* A cache above the verbs: an entry for each address. */
+/* Acts as a cache above the verbs, which has an entry for each address. */
 void use_notified(range of)
 {
 	struct entry {
@@ -386,7 +387,7 @@ BENCHMARK(random)->Name("hit/random")->Arg(1)->Arg(1000);
 BENCHMARK(heap)->Name("hit/heap")->Arg(1)->Arg(1000);
 BENCHMARK(inside)->Name("hit/inside")->Arg(1)->Arg(1000)->Arg(50000);
 BENCHMARK(part)->Name("hit/part")->Arg(1)->Arg(1000);
-/* The registration of so many buffers takes seconds, so it is done once per repetition. */
+/* Registering so many buffers takes seconds, so each repetition registers them only once. */
 BENCHMARK(apart)->Name("hit/apart")->Arg(50000)->Arg(100000)->Iterations(1 << 20);
 BENCHMARK(guarded)->Name("hit/guarded")->Arg(50000)->Arg(100000)->Iterations(1 << 20);
 BENCHMARK(random)->Name("hit/random")->Arg(100000)->Iterations(1 << 20);

@@ -4,11 +4,11 @@
  * rights and deregistered, through the verbs, on a real device in a guest.
  *  views/WAY/N     N views of 256 KiB, spread over 1 GiB, in a random order: an iteration uses all
  *                  views again. The counter first_ms is the time of the first use of all views.
- *  slide/WAY       4,000 windows of 256 KiB over 16 MiB, each one page after the last window: an
+ *  slide/WAY       4,000 windows of 256 KiB over 16 MiB, each one page after the last window. An
  *                  iteration begins with an empty cache, slides, and ends all idle registrations
  *  neighbours/WAY  like slide, with 64 KiB and no page in common: misses near other entries
  * WAY is plain (without the cache) or cached. Counters: registered and again are the registrations
- * of the first and the second time; pinned (in MiB) and entries are values after all views are
+ * of the first and the second use; pinned (in MiB) and entries are values after all views are
  * deregistered. In a guest with --count-instructions the times are instructions:
  *  tests/lab/run --kernel debian --count-instructions --no-checks --memory 3G -- \
  *      build/tests/bench_views --benchmark_min_time=0.01

@@ -3,9 +3,9 @@
 """The fork's libraries export all symbols that upstream's and Debian's export, and more.
 
 Why: programs that were built with upstream's or Debian's libraries must run on ours without a
-rebuild. Symbols: our packages are compared with the distribution's packages. Types (sizes, members,
-parameters): our build is compared with a plain build of the same upstream version, both with debug
-information.
+rebuild. The test compares the symbols of our packages with the distribution's packages. It compares
+types (sizes, members, parameters) of our build with a plain build of the same upstream version,
+both with debug information.
 
 Programs built with an earlier version of the fork must run, too: RELEASED has the symbols and
 structs of each released node. A new node gets a new row, and old rows never change.
@@ -126,8 +126,8 @@ def abidiff(before, after, *options):
         grows.flush()
         done = subprocess.run(["abidiff", "--no-added-syms", "--suppressions", grows.name, *options,
                                before, after], capture_output=True, text=True, check=False)
-    # Bits of abidiff's status: 4 means a change, 8 an incompatible change, 1 or 2 a failure of
-    # abidiff.
+    # In abidiff's status bit 4 means a change, bit 8 an incompatible change, and bits 1 and 2 a
+    # failure of abidiff.
     return done.stdout + done.stderr if done.returncode else ""
 
 
@@ -163,7 +163,7 @@ def plain_build():
 
 
 class Symbols(unittest.TestCase):
-    """Our packages compared with the distribution's."""
+    """Our packages are compared with the distribution's."""
 
     @classmethod
     def setUpClass(cls):
@@ -187,13 +187,14 @@ class Symbols(unittest.TestCase):
 
 
 class Builds(unittest.TestCase):
-    """Our build compared with a plain build. A library with faults tests the check itself."""
+    """Our build is compared with a plain build. A library with faults tests the check itself."""
 
     @classmethod
     def setUpClass(cls):
         cls.plain = plain_build()
         cls.ours = os.path.join(fetch.BUILD, "rdma-core/lib")
-        # Only types in headers, including driver.h for providers, not libibverbs' internal types.
+        # Compare only the types in headers, which include driver.h for providers. libibverbs'
+        # internal types may change.
         cls.visible = ["--headers-dir1", os.path.join(cls.plain, "../include"),
                        "--headers-dir2", os.path.join(cls.ours, "../include")]
 
@@ -214,7 +215,7 @@ class Builds(unittest.TestCase):
                                          os.path.join(self.ours, name), *self.visible), "")
 
     def spoilt(self, pattern, replacement):
-        """abidiff's report on our libibverbs after a change of its type description."""
+        """Change libibverbs' type description; return abidiff's report on it."""
         library = os.path.join(self.ours, "libibverbs.so.1")
         text = subprocess.run(["abidw", library], capture_output=True, text=True, check=True).stdout
         worse, count = re.subn(pattern, replacement, text)
@@ -235,7 +236,9 @@ class Builds(unittest.TestCase):
 
 
 class ReleasedBuilds(unittest.TestCase):
-    """Today's header compared with the released header. Another header tests the check itself."""
+    """Today's header is compared with the released header. Another header tests the check
+    itself.
+    """
 
     def compiled(self, *changes):
         """The compiler's complaints about our headers with these changes."""

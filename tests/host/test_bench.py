@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """The scripts of tests/bench refuse results of a failed program, and name missing results.
 
-Why: the table would look like any other table if values were missing, or if the guest's kernel had
-reported a problem. Programs, guests and gnuplot are fakes here, so that each can be made to fail.
+Why: if values were missing, or if the guest's kernel had reported a problem, the table would look
+like any other table. Programs, guests and gnuplot are fakes here, so that each can be made to fail.
 """
 import glob
 import json
@@ -40,8 +40,8 @@ for LIBRARY in ("bench_libfabric", "bench_ucx_md", "bench_grdma"):
     ROWS[LIBRARY] += ["renewed/registered", "renewed/nothing"]
 BASE = {"bench_verbs": 2000, "bench_ucx": 4000}     # nanoseconds; 1000 for all others
 
-# FAIL=PROGRAM: this program prints all output, and then fails. LEFT_OUT=ROW: the last repetition of
-# this row fails.
+# With FAIL=PROGRAM this program prints all output, and then fails. With LEFT_OUT=ROW the last
+# repetition of this row fails.
 PROGRAM = """#!/usr/bin/python3 -IS
 import json, os, re, sys
 options = dict(one.partition("=")[::2] for one in sys.argv[1:])
@@ -141,7 +141,7 @@ class Bench(unittest.TestCase):
                           for line in plotted], cells)
         self.assertIn("plot for [i=2:7]", done.stdout)
         self.assertIn("the lab: status 0", done.stderr)
-        # A process keeps its notifier forever, so munmap comes last in cost_benchmark.cc.
+        # cost_benchmark.cc measures munmap last, because a process keeps its notifier forever.
         self.assertEqual(json.loads(self.written("results.json"))["ratios"], {
             f"cached miss / plain ibv_reg_mr, {size} KiB": 1.25 for size in (64, 1024, 16384)})
         self.assertNotIn("munmap", done.stdout + done.stderr)

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Runs the built programs that need no kernel, the C tests, and checks libibverbs itself.
+"""Run the C tests and other built programs that need no kernel, and check libibverbs itself.
 
 Why: the names and versions of the exported symbols are the ABI, and no other test would notice a
 missing symbol or a dependency on a C++ run time. Needs the whole build: cmake --build build.

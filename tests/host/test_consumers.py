@@ -38,10 +38,12 @@ class Windows(unittest.TestCase):
 
 
 class Beside(unittest.TestCase):
-    """A failure with the word counts unless the test also fails with hooks."""
+    """If a test fails with the word, its failure counts, except if the test also fails with
+    hooks.
+    """
 
     def compare(self, with_word, *with_hooks):
-        """(status, number of runs with hooks, the printed line of the test)."""
+        """Return (status, number of runs with hooks, the printed line of the test)."""
         ways = {"word": iter([with_word]), "hooks": iter(with_hooks)}
         runs = []
 

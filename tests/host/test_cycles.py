@@ -105,8 +105,8 @@ class Graph:
         return seen & self.sources.keys()
 
     def words_with_inline(self, path, headers):
-        """The names in a file, and in the inline functions that it uses, if several sources define
-        the functions of their header.
+        """The names in a file. If several sources define the functions of a header, the result
+        includes the names in the header's inline functions that the file uses.
         """
         words = set(self.files[path].words)
         inline = [self.files[one].inline for one in headers if len(self.sources[one]) > 1]

@@ -34,7 +34,7 @@ import namespace  # noqa: E402
 import overlay  # noqa: E402
 
 OTHER = "6.1.0-1-amd64"
-# The kernels, the source and the compiler for Mishaps.
+# The kernels, the source and the compiler of the tests in Mishaps.
 STUBS = """\
 rm -rf /lib/modules /var/lib/dkms/* /var/lib/$NAME /boot/initrd.img-* /etc/dkms/no-autoinstall
 cp /srv/stub/linux-source-6.12.tar.xz /usr/src/
@@ -409,7 +409,9 @@ class Mishaps(unittest.TestCase):
         return text
 
     def shim(self, condition):
-        """The lines that put another `cp` first in PATH, which fails on a condition."""
+        """Shell lines that put another `cp` first in PATH. This `cp` fails if the condition is
+        true.
+        """
         return ("mkdir /shim\n"
                 f"printf '%s\\n' '#!/bin/sh' 'for last; do :; done' '{condition} && exit 1' "
                 "'exec /bin/cp \"$@\"' >/shim/cp; chmod 755 /shim/cp; PATH=/shim:$PATH\n")

@@ -113,7 +113,7 @@ class Kept(unittest.TestCase):
         return fetch.users_tree("linux", self.build, self.build, False)
 
     def check(self, ask, answer, name):
-        """The answer is kept unless the disk is full. An empty kept answer is ignored."""
+        """The answer is kept, except if the disk is full. An empty kept answer is ignored."""
         kept = os.path.join(self.build, name)
         with full_disk(), self.assertRaises(OSError):
             ask()
@@ -164,7 +164,7 @@ class Suite(unittest.TestCase):
             self.addCleanup(patch.stop)
 
     def apt(self, _folder, sources):
-        """As PrivateApt."""
+        """Stand in for the class PrivateApt."""
         self.sources.append(sources)
         return self
 
@@ -222,7 +222,7 @@ class Downloads(unittest.TestCase):
             out.write(content)
 
     def download(self, packages, _):
-        """As apt: all requested files are complete."""
+        """Stand in for apt: all requested files are complete."""
         for package in packages:
             self.write(f"partial/{package.replace('=', '_')}_all.deb", "whole")
 

@@ -48,7 +48,7 @@ class HookTool(unittest.TestCase):
             self.addCleanup(one.stop)
 
     def hooked_tree(self, _name, part=()):
-        """As overlay.hooked_tree()."""
+        """Stand in for overlay.hooked_tree()."""
         overlay.overlay("linux", self.tree, repo=self.repo)
         return self.tree
 

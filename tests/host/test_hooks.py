@@ -38,7 +38,7 @@ MOST = (("buildlib/hooks/", "libibverbs/(?!examples|man)|providers", 31),
         ("buildlib/consumers.d/openmpi/", "", 240))
 # All hooks for rdma-core 65 alone may together add this many lines.
 MOST_OF_LATER = "Only-For: rdma-core-65", 14
-# Lines for a driver other than mlx5, soft-RoCE and soft-iWARP: if it does not revoke, if it does.
+# The limits for a driver other than mlx5, soft-RoCE and soft-iWARP: without and with revoking.
 MOST_OF_DRIVER = 10, 16
 DRIVER = re.compile(r"drivers/infiniband/(?:hw|sw)/(?!mlx5/|rxe/|siw/)(\w+)/")
 FIXES = "kernel-patches/fixes/"
@@ -79,7 +79,7 @@ class HookRules(unittest.TestCase):
                 self.assertIn("\n" + field, text.partition("\n--- ")[0], path)
 
     def test_only_additions_in_user_space(self):
-        """Hooks may also indent lines for an added line."""
+        """A hook adds lines. It may also indent a line of upstream, if an added line needs this."""
         for path, text in self.own.items():
             forms = [overlay.form_of(os.path.join(REPO, path), name) for name in fetch.VERSION_OF]
             for part in (part for form in (text, *map(fetch.read, forms))

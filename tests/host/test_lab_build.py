@@ -79,7 +79,7 @@ class Ready(unittest.TestCase):
         self.busy -= 1
 
     def use(self):
-        """The kernel that a guest started now would run."""
+        """The kernel that a guest would run if it started now."""
         with build.ready(self.machine):
             return build.read(self.machine.kernel)
 

@@ -44,7 +44,9 @@ class RecordedConsoles(unittest.TestCase):
         self.assertTrue(any("Kernel panic" in line for line in report.lines))
 
     def test_warning(self):
-        """The report of a WARNING begins at "cut here", and lacks the lines after its end."""
+        """The report of a WARNING begins at "cut here". Lines of the console after its end are not
+        in it.
+        """
         report, = self.check("warning.log", ("WARNING", "WARNING: CPU: 0 PID:"))
         self.assertIn("cut here", report.lines[0])
         self.assertIn("end trace", report.lines[-1])
@@ -103,7 +105,7 @@ class SingleLines(unittest.TestCase):
             "[    2.0] traps: a[1] general protection fault ip:1 sp:2 error:0 in a[1+2]\n"))
 
     def test_panic_after_warning(self):
-        """A panic is a separate report unless the previous report caused it."""
+        """If the previous report did not cause a panic, the panic is a separate report."""
         kinds = [report.kind for report in console.parse(
             "[    1.0] WARNING: CPU: 0 PID: 1 at a.c:1 f\n[    2.0] Kernel panic - not syncing: x")]
         self.assertEqual(kinds, ["WARNING", "panic"])

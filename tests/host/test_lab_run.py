@@ -86,7 +86,7 @@ class Run(Guests):
     """One guest."""
 
     def test_status_and_outputs(self):
-        """The exit status and both outputs; the outputs are separate and the same byte for byte."""
+        """The runner passes on the exit status, and each output separately, byte for byte."""
         path = os.path.join(self.folder.name, "bytes")
         content = os.urandom(500_000) + bytes(range(256))
         with open(path, "wb") as out:
@@ -95,7 +95,7 @@ class Run(Guests):
         self.assertEqual(result, (7, content, b"error\n"))
 
     def test_surroundings(self):
-        """Folder, identity, arguments, environment, RDMA devices."""
+        """A command gets its folder, identity, arguments, environment and RDMA devices."""
         status, out, err = self.run_guest(
             "--", "sh", "-c", 'pwd; id -u; echo "$1|$RDMAV_TEST|$OTHER"; ulimit -l; '
             'ls /sys/class/infiniband; cat /sys/class/infiniband/rxe0/ports/1/gids/1; '
@@ -108,7 +108,7 @@ class Run(Guests):
         self.assertEqual(status, 0)
 
     def test_not_found(self):
-        """A missing command is a failure of the command, as in a shell."""
+        """If the command does not exist, the status is 127, as in a shell."""
         self.assertEqual(self.run_guest("--", "no-such-program")[0], 127)
 
     def test_host_is_not_changed(self):
@@ -185,7 +185,7 @@ class Run(Guests):
         self.assert_nothing_left()
 
     def check_signal(self, number, status):
-        """A signal in the middle of a run."""
+        """Send a signal in the middle of a run."""
         process = self.start("--", "sh", "-c", "echo begun; sleep 9999")
         self.assertEqual(process.stdout.readline(), b"begun\n")
         self.assertTrue(processes_with(self.temp + "/lab-"))
@@ -216,7 +216,9 @@ class Nodes(Guests):
         return status, out.decode(), err.decode()
 
     def test_status_and_outputs(self):
-        """A command on the other node: its input, outputs byte for byte, status and folder."""
+        """A command on the other node gets its input and folder, and returns its outputs and
+        status.
+        """
         path = os.path.join(self.folder.name, "bytes")
         content = os.urandom(500_000) + bytes(range(256))
         with open(path, "wb") as out:
@@ -227,7 +229,7 @@ class Nodes(Guests):
         self.assertEqual(result, (7, content * 2, b"node2\n"))
 
     def test_commands_that_fail(self):
-        """A command that can't run or is killed, a missing node, a missing command."""
+        """A command can't run or is killed, a node does not exist, a command is missing."""
         status, out, err = self.run_nodes(
             "lab-on 2 no-such-program; echo $?; lab-on 2 sh -c 'kill -9 $$'; echo $?; "
             "lab-on 3 true; echo $?; lab-on 2; echo $?; lab-node 2 paint; echo $?; "

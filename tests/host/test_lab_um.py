@@ -1,8 +1,8 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""User Mode Linux on every CPU: its patch is in the tree that is built, and in no other tree.
+"""The patch for User Mode Linux on every CPU is in the tree that is built, and in no other tree.
 
-If a CPU's state does not fit, the runner prints one line before the boot.
+If the state of a CPU does not fit, the runner prints one line before the boot.
 """
 import glob
 import os

@@ -92,7 +92,9 @@ class Lint(unittest.TestCase):
         return other
 
     def test_a_clone_of_another_user(self):
-        """git refuses another user's clone if it is not marked as safe; its files are checked."""
+        """If git refuses a clone because it belongs to another user, its files are checked all the
+        same.
+        """
         other = {"GIT_TEST_ASSUME_DIFFERENT_OWNER": "1", "GIT_CONFIG_GLOBAL": os.devnull,
                  "GIT_CONFIG_NOSYSTEM": "1"}
         with mock.patch.dict(os.environ, other):

@@ -21,7 +21,7 @@ SOURCES = (".c", ".h", ".cc", ".cpp")
 PAGES = (".md", ".rst", ".patch")
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 NAME = re.compile(r"\b([a-z_][a-z0-9_]{2,})\(\)")
-# Where a function of the kernel may be defined.
+# The folders where a function of the kernel may be defined.
 KERNEL = ("arch", "block", "drivers/base", "drivers/infiniband", "drivers/nvme", "drivers/vhost",
           "fs", "include", "io_uring", "kernel", "lib", "mm", "net")
 # Pages that name functions of other versions of the libraries.

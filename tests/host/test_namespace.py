@@ -15,7 +15,8 @@ import namespace  # noqa: E402
 
 
 class Namespace(unittest.TestCase):
-    """On this machine's own root, in a folder outside /tmp, because a namespace has its own /tmp.
+    """Each test uses this machine's own root, in a folder outside /tmp, because a namespace has its
+    own /tmp.
     """
 
     def setUp(self):

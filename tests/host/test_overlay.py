@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Tests of buildlib/overlay.py and fetch.py on small trees in a temporary folder, without network.
 
-Why: both fail rarely and long after they were written, when upstream moves. Then the message must
-name the files. Run: /usr/bin/python3 -m unittest discover -s tests/host
+Why: both scripts fail rarely, long after they were written, when upstream moves. Then the message
+must name the files. Run: /usr/bin/python3 -m unittest discover -s tests/host
 """
 import contextlib
 import hashlib
@@ -220,7 +220,7 @@ class EditedTest(Fixture):
         os.utime(self.place, (2 ** 32, 2 ** 32))
 
     def original(self, _name, _build, path, folder):
-        """As fetch.original()."""
+        """Stand in for fetch.original()."""
         return self.write(os.path.join(folder, path), UPSTREAM[path])
 
     def check_refused(self):

@@ -34,8 +34,8 @@ apt-get purge -y -qq $(dpkg-query -W -f '${source:Package} ${Package}\\n' |
     awk '/^rdma-core / { print $2 }')
 """
 
-# Two packages that exist in no other version. One has the DKMS package's name. The other is
-# removed, but keeps its configuration.
+# Installs two packages that only this test makes. The first has the name of the DKMS package. The
+# second is removed, but keeps its configuration.
 OTHERS = """
 cd "$(mktemp -d)"
 package() {

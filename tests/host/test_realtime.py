@@ -22,7 +22,7 @@ class Realtime(unittest.TestCase):
     """The files are only compiled, not run."""
 
     def run_make(self, *arguments):
-        """Run make in the kernel's source, show its output if it fails."""
+        """Run make in the kernel's source, and show its output if it fails."""
         env = kernel_modules.compiler_environment()
         done = subprocess.run([*self.make, *arguments, f"KCFLAGS={env['KCFLAGS']} -Werror"],
                               capture_output=True, text=True, check=False, env=env)

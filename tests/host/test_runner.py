@@ -124,7 +124,7 @@ class Again(unittest.TestCase):
 
 
 class Guest(unittest.TestCase):
-    """The script of a guest, and the results in its outputs; here a shell runs it."""
+    """The script of a guest, and the results in its outputs. Here a shell runs the script."""
 
     def told(self, *commands, cut=None):
         """The output of each command, as (number, status, text)."""
@@ -296,7 +296,7 @@ class Whole(unittest.TestCase):
         self.assertEqual(str(count), "0 passed, 1 failed, 1 skipped")
 
     def run_guest(self, *said, status=0, late=None):
-        """Run a guest whose step prints the first text, and later commands the next texts."""
+        """Run a guest whose step prints the first text. Each later command prints the next text."""
         texts = [f"{output.MARK} 0 begins\n{said[0]}{output.MARK} 0 ended 1\n", *said[1:]]
         commands = []
 
@@ -329,7 +329,7 @@ class Whole(unittest.TestCase):
     def test_nothing_else_is_repeated(self):
         self.assertEqual(self.run_guest("not ok one\nok two\n")[1:3],
                          ("2 passed, 1 failed, 0 skipped", []))
-        # The results if a kernel reports a problem, or if a guest dies.
+        # If a kernel reports a problem, or a guest dies, the case is not repeated either.
         self.assertEqual(self.run_guest("pace one\nnot ok one\nok two\n", status=99)[1:3],
                          ("1 passed, 2 failed, 0 skipped", []))
 

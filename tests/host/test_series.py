@@ -42,8 +42,8 @@ def touched(mail):
 def batches(files):
     """Lists of {mail: its files}; the mails of a list are built together.
 
-    A list has several mails only if all change drivers that the lab can't try, and no two mails
-    change the same driver: a mail can't hide a mistake of another mail.
+    Most lists have one mail. If mails change only drivers that the lab can't try, and no two of
+    them change the same driver, these mails share a list: no mail can hide a mistake of another.
     """
     done, seen = [], set()
     for mail, names in files.items():

@@ -35,7 +35,9 @@ def search(bug=None):
 
 
 class WordProtocol(unittest.TestCase):
-    """The guarantees for a user, which mistakes in the kernel break."""
+    """The model keeps the guarantees for a user. A seeded mistake in the kernel breaks a
+    guarantee.
+    """
 
     def test_all_interleavings(self):
         self.assertEqual(search(), (False, True))
