@@ -33,7 +33,7 @@ class MrAllAPITest(PyverbsAPITestCase):
     """
     def test_capability(self):
         """
-        The device has the capability exactly if it has implicit on-demand paging.
+        The device has the capability if and only if it has implicit on-demand paging.
         """
         attr = self.ctx.query_device_ex()
         implicit = bool(attr.odp_caps.general_caps & e.IBV_ODP_SUPPORT_IMPLICIT)

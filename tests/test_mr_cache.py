@@ -330,7 +330,7 @@ class MRCacheTest(MRCacheTestCase):
         mr = self.reg_cached(addr)
         keys = mr.lkey, mr.rkey
         mr.close()
-        for _ in range(100):    # the shrinker passes over a recent use once
+        for _ in range(100):    # the shrinker skips a recently used MR once
             drop_caches()
             if self.counted().suspensions:
                 break
@@ -394,7 +394,8 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_evict_bytes(self):
         """
-        The same for the limit of bytes. An MR larger than the limit gets a plain registration.
+        At the limit of bytes, too, the least recently used idle registration is evicted. An MR
+        larger than the limit gets a plain registration.
         """
         first, second = self.map(), self.map()
         self.ctx.reg_mr_limits(max_bytes=LENGTH + PAGE)
@@ -631,7 +632,7 @@ class MRCacheTrafficTest(MRTrafficTestCase):
 
     def test_mr_cache_rc_traffic(self):
         """
-        The same buffers again and again: each end registers once.
+        Each end uses the same buffers again and again, and registers once.
         """
         self.create_players(CachedRC)
         for _ in range(self.iters):
@@ -700,7 +701,7 @@ class MRCacheVerbsTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_double_dereg(self):
         """
-        The second ibv_dereg_mr() of an idle registration is EINVAL and changes nothing.
+        The second ibv_dereg_mr() of an idle registration returns EINVAL and changes nothing.
         """
         reg = self.verb('ibv_reg_mr_iova2', ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t,
                         ctypes.c_uint64, ctypes.c_uint)

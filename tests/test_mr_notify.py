@@ -34,7 +34,8 @@ REMOTE = ACCESS | e.IBV_ACCESS_REMOTE_READ | e.IBV_ACCESS_REMOTE_WRITE
 MAP_FIXED = 0x10
 MAP_FAILED = ctypes.c_void_p(-1).value
 
-# At exit the interpreter clears modules that it can't free: pyverbs.mr before this module.
+# At exit the interpreter clears modules that it can't free. It clears pyverbs.mr before this
+# module.
 LAST_MR_CHILD = """
 import ctypes, sys
 from pyverbs.device import Context
@@ -329,7 +330,8 @@ class MRNotifyTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_mr_notify_closed_by_argument(self):
         """
-        If the conversion of the number closes the MR, the word is freed: an error.
+        If the conversion of the number closes the MR, which frees the word, the call raises an
+        error.
         """
         for func in (MR.add_notify, MR.notify_word.__set__):
             mr, _ = self.reg()
@@ -447,7 +449,7 @@ class MRNotifyTest(MRNotifyTestCase):
 
 class LookedAt:
     """
-    An MR whose memory is dropped during one check of the guide. The number chooses the check:
+    An MR whose memory is dropped during one check of the guide. The number tells when:
     before the program reads the word, or between settling and reading the word.
     """
     def __init__(self, mr, number, drop):
@@ -597,7 +599,7 @@ class MRNotifyReclaimTest(MRNotifyTestCase):
 
     def test_mr_notify_suspend(self):
         """
-        A call suspends a registration unless it is in use.
+        A call suspends a registration that is not in use.
         """
         mr, _ = self.reg()
         mr.reg_notify(0x100, in_use=self.IN_USE)

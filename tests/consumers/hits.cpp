@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * libfabric's registration cache with the monitor verbs_notify. First the program tests step by
- * step: a hit registers nothing, wherever it begins; a stale registration ends by a search for any
- * registration; a used registration stays; while a hit waits for the kernel, other hits continue.
+ * libfabric's registration cache with the monitor verbs_notify. First the program tests single
+ * steps. A hit registers nothing, wherever it begins. A search for any registration ends a stale
+ * registration. A used registration stays. While a hit waits for the kernel, other hits continue.
  *
  * Then everything happens at the same time. Threads register parts of a few buffers and keep some
  * of the registrations for a while. Other threads replace the buffers' memory by system calls. The
@@ -58,7 +58,7 @@ std::byte *memory;
 std::atomic<std::size_t> wrong, asked, passed_by; /* passed_by: requests without a search */
 std::atomic<std::size_t> arms;
 thread_local std::function<void()>
-	once_settled; /* called between the kernel's answer and libfabric */
+	once_settled; /* called before libfabric gets the kernel's answer */
 
 /*
  * The registrations that the verbs made, by key: for each its buffer, its pages, and the version of
@@ -212,7 +212,7 @@ bool says_in_use(fid_mr *mr)
 	return __atomic_load_n(word, __ATOMIC_RELAXED) & in_use.load(std::memory_order_relaxed);
 }
 
-/* All but the first `skipped` bytes of some pages */
+/* Registers some pages without their first `skipped` bytes. */
 kept use(fid_domain *domain, std::size_t number, std::size_t first, std::size_t count,
 	 std::size_t skipped = 0)
 {
@@ -344,7 +344,7 @@ bool not_cached(fid_domain *domain)
 	return good;
 }
 
-/* A stale registration that is not requested again ends by searches for other registrations. */
+/* If a stale registration is not requested again, searches for other registrations end it. */
 bool ends_stale(fid_domain *domain, const std::function<void()> &search)
 {
 	const std::size_t before = live;
@@ -358,7 +358,7 @@ bool ends_stale(fid_domain *domain, const std::function<void()> &search)
 	return live <= before;
 }
 
-/* Registrations at so many addresses compete for places of the cache's table. */
+/* Registers at so many addresses that they compete for places of the cache's table. */
 bool at_many_addresses(fid_domain *domain)
 {
 	generator random(1);

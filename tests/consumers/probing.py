@@ -2,11 +2,18 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Try libfabric and UCX of buildlib/consumers where notification is limited, in a guest.
 
-The cases: two devices in one process, of which the second can't notify; a monitor supplied by the
-program; arming that fails; fork; a registration of which half is unmapped while the other half is
-in use; memory that can't be registered; fi_info's description. --old is for a libibverbs or a
-kernel without notification. There libfabric and UCX must behave like the original libraries: by
-default with hooks, and without a cache if they may use only notification.
+The cases:
+* two devices in one process, of which the second can't notify
+* a monitor supplied by the program
+* arming that fails
+* fork
+* a registration of which half is unmapped while the other half is in use
+* memory that can't be registered
+* fi_info's description
+
+--old is for a libibverbs or a kernel without notification. There libfabric and UCX must behave like
+the original libraries. By default they use hooks. If they may use only notification, they have no
+cache.
 """
 import json
 import os
@@ -26,14 +33,14 @@ UNRELEASED = os.path.join(REPO, "build/tests/consumers_unreleased")
 NOT_CAPABLE = {"LD_PRELOAD": os.path.join(REPO, "build/tests/libconsumers_not_capable.so")}
 OTHER_CANT = {**NOT_CAPABLE, "NOT_CAPABLE": "rxe1"}
 CANT_ARM = {**NOT_CAPABLE, "ARMING_FAILS": "1"}
-# The device claims that it can't revoke, but can. So it loses registrations that should stay.
+# The device claims that it can't revoke, but it can. So it loses registrations that should stay.
 CANT_REVOKE = {**NOT_CAPABLE, "NOT_REVOCABLE": "1"}
 LIMIT = 600     # seconds until a program counts as hung
 MOST_KEPT = 100     # of 200 stale registrations, if later requests end them
 MOST_IDLE = 1       # of 200 stale registrations, if the kernel suspends them
 
-# True: after this change the cache still has the buffer's registration. A cache with hooks also
-# keeps a stale registration. UCX empties its cache at each fork.
+# True means that after this change the cache still has the buffer's registration. A cache with
+# hooks also keeps a stale registration. UCX empties its cache at each fork.
 WORD = {"nothing": True, "system calls": False, "libc": False, "fork": True}
 HOOKS = {**WORD, "system calls": True}
 NO_CACHE = dict.fromkeys(WORD, False)
@@ -180,8 +187,8 @@ def unreleased(kind, notify, more):
 
 
 def unmapped_is_given_back():
-    """With the word, at most twice as much memory and as many registrations stay as with hooks that
-    have a limit.
+    """Compared with hooks that have a limit, the word keeps at most twice the memory and twice the
+    registrations.
     """
     good = []
     for kind in ("uct", "ucp"):

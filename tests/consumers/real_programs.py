@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Run programs whose results are checked over soft-RoCE, in a guest: HPCC, LAMMPS, NWChem and more.
 
-Each program runs with three caches: libfabric's or UCX's with hooks, the same library's with the
-word (buildlib/consumers), and libibverbs' with the library's own cache disabled. The kernel's count
-of armings and libibverbs' hits show which cache was used. LAMMPS, Quantum ESPRESSO and NWChem do
-not check their results, so each result must have the digits of a run without a cache. With --nodes
-all programs except MPICH's tests run with a process on each of two nodes (tests/lab/run --nodes 2),
-over Debian's own libraries, which can't use the word. tests/installed/ has programs that use verbs
-directly.
+Each program runs with three caches: the cache of libfabric or UCX with hooks, the same cache with
+the word (buildlib/consumers), and libibverbs' cache while the library's own cache is off. The
+kernel's count of armings and libibverbs' hits show which cache was used. LAMMPS, Quantum ESPRESSO
+and NWChem do not check their results, so each result must have the digits of a run without a cache.
+With --nodes all programs except MPICH's tests run with a process on each of two nodes
+(tests/lab/run --nodes 2), over Debian's own libraries, which can't use the word. tests/installed/
+has programs that use verbs directly.
 """
 import argparse
 import gzip

@@ -10,13 +10,13 @@
  *   in use found, and how often did the device lose the registration?
  * - kept: 200 registrations were unmapped after use and not requested again. How many of them keep
  *   their pages?
- * - kept by hits: The same if only another registration is found again, rarely, so that the kernel
- *   suspends the 200; "kept by many hits": if it is found many times.
+ * - kept by hits: The same, but afterwards another registration is found, rarely, so that the
+ *   kernel suspends the 200. In "kept by many hits" it is found many times.
  *
- * The line also has how libraries changed the process to hear of changes of memory, also before a
- * device was opened ("patched_first"). If ON_DEMAND is set, UCX may register on demand, which pins
- * no memory. "imported" is libfabric with a monitor that the program supplies, as Open MPI does.
- * This monitor never reports a change.
+ * The line also tells how libraries changed the process to learn of changes of memory.
+ * "patched_first" tells what they changed before a device was opened. If ON_DEMAND is set, UCX may
+ * register on demand, which pins no memory. "imported" is libfabric with a monitor that the program
+ * supplies, as Open MPI does. This monitor never reports a change.
  */
 #include <nlohmann/json.hpp>
 #include <rdma/fi_domain.h>

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Shows the data corruption that this project ends. The program sends from a
- * buffer that it unmaps, and maps again at the same address, between messages. It
- * sends through a usual registration cache (address and length): first the cache
- * checks no notification word, then it does. The program counts messages that
- * arrive with the bytes of an earlier message. Exit status 0: the first cache sent
- * stale bytes, and the second cache never did.
+ * Shows the data corruption that this project ends. The program sends messages
+ * from a buffer. Between two messages it unmaps the buffer, and maps it again at
+ * the same address. The program sends through a usual registration cache, which
+ * compares address and length. The first cache ignores the notification word; the
+ * second cache checks the word. The program counts messages that arrive with the
+ * bytes of an earlier message. Exit status 0: the first cache sent stale bytes,
+ * and the second cache never did.
  */
 #include <fmt/core.h>
 #include <sys/mman.h>

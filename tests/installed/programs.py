@@ -29,8 +29,8 @@ import ucx  # noqa: E402
 ADDRESS = "10.0.0.1"
 LIMIT = 600     # seconds until a program counts as hung; all take less than 6 on an idle machine
 PATIENCE = 10   # seconds to wait for a program whose peer has failed
-# The message if a queue pair gets no packet for half a second. The host may stop an emulated CPU
-# for so long. The message also comes without on-demand paging and without the fork.
+# The message if a queue pair gets no packet for half a second. A busy host may stop an emulated CPU
+# for half a second. The message also comes without on-demand paging and without the fork.
 RETRIES_RAN_OUT = "transport retry counter exceeded"
 ATTEMPTS = 3
 PACKAGES = ("libibverbs1", "ibverbs-providers", "libibverbs-dev", "ibverbs-utils", "rdma-core",

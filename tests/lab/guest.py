@@ -209,7 +209,9 @@ class Guest:
         self.keeper_pipe = write
 
     def pump(self, limit=None):
-        """Pass on the outputs until the guest ends. False if `limit` seconds were not enough."""
+        """Pass on the outputs until the guest ends. If `limit` seconds are not enough, return
+        False.
+        """
         deadline = None if limit is None else time.monotonic() + limit
         with selectors.DefaultSelector() as selector:
             for stream in self.streams:

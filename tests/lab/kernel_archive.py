@@ -2,10 +2,10 @@
 """Two states of Debian's archive, as apt sees them before and after a kernel update.
 
 Why: tests/lab/dkms_life tests a kernel update, and apt offers only the newest kernel by its name.
-Debian's archive still has the image, headers and source of the older kernel, but not the older
-metapackages, which depend on these. This module makes them from the present metapackages, with the
-older version in them. The images lack most drivers, because dkms lets depmod read all modules each
-time.
+Debian's archive still has the image, headers and source of the older kernel, but lacks the older
+metapackages, which depend on them. This module makes these metapackages from the present
+metapackages, with the older version in them. The images lack most drivers, because dkms lets depmod
+read all modules each time.
 """
 import contextlib
 import glob
@@ -22,7 +22,7 @@ import fetch  # noqa: E402  pylint: disable=wrong-import-position
 import kernel_package  # noqa: E402  pylint: disable=wrong-import-position
 
 
-# Folders whose modules RDMA drivers do not use: three in five of the image (hfi1 needs i2c).
+# Folders with three in five of the image's modules. RDMA drivers use none of them (hfi1 needs i2c).
 LEFT_OUT = ("sound", *(f"drivers/{name}" for name in (
     "ata", "bluetooth", "comedi", "edac", "gpu", "hid", "hwmon", "iio", "input", "leds", "md",
     "media", "mfd", "misc", "mmc", "mtd", "net/can", "net/usb", "net/wireless", "platform",
@@ -85,7 +85,9 @@ def follower_of(deb, version, before, folder):
 
 
 def without_drivers(deb, folder):
-    """Make the image of a kernel without LEFT_OUT, in `folder`. dpkg -V misses no file."""
+    """Make the image of a kernel without LEFT_OUT, in `folder`. md5sums lists only the files that
+    are left, so that dpkg -V reports none.
+    """
     with repacked(deb, folder) as tree:
         for kernel in glob.glob(os.path.join(tree, "**/lib/modules/*/kernel"), recursive=True):
             for name in LEFT_OUT:

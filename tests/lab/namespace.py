@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Commands as root on an overlay of a root, in their own mount and process namespaces.
+"""Run commands as root on an overlay of a root, in their own mount and process namespaces.
 
-Changes by these commands go to the overlay's upper layer, a folder: no file of the host changes.
+Changes by these commands go to a folder, the overlay's upper layer. No file of the host changes.
 """
 import os
 import subprocess

@@ -2,8 +2,9 @@
 """Roots of other releases of Debian, made from this machine's archive and kept.
 
 Each root has two layers: a fresh machine (mmdebstrap), and the packages that buildlib/setup
-installs on it. A command runs on a temporary overlay of these layers. There this repository has its
-usual path, and a build folder of the release, which is kept. The compiler cache is this machine's.
+installs on it. A command runs on a temporary overlay of these layers. On the overlay this
+repository has its usual path, and a build folder of the release, which is kept. The command uses
+the compiler cache of this machine.
 """
 import contextlib
 import fcntl

@@ -75,7 +75,8 @@ def up_to_date(total):
 
 @contextlib.contextmanager
 def installed():
-    """A context. Its value is the upper layer of a root with the fork's packages, which it builds.
+    """Build the fork's packages, and install them on a root. The context's value is its upper
+    layer.
 
     The layer does not change in this context: users share a lock, and making the layer takes the
     lock exclusively.

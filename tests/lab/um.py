@@ -2,8 +2,8 @@
 """Can User Mode Linux run on this host's CPU?
 
 User Mode Linux keeps the floating-point state of its programs in an area of fixed size, and the
-host accepts only the whole state. If the state does not fit, init would be killed at boot. This
-module reports it before.
+host accepts only the whole state. If the state does not fit, init is killed at boot. This module
+reports the problem before the boot.
 """
 import ctypes
 import glob

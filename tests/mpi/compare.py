@@ -3,11 +3,12 @@
 """Compare registration caches under Debian's own, unmodified MPI, in a guest: a table, then checks.
 
 Each row is a job of stale_messages.cpp with other settings. Only our rows set RDMAV_MR_CACHE, to
-"remote", because MPI registers with remote rights. The checks: a cache that intercepts libc lets
-stale bytes through, which shows that this test can see them. Our cache lets none through, and saves
-registrations. --consumers adds libfabric and UCX of buildlib/consumers, whose caches check the
-kernel's word and intercept no calls. With --nodes each of the two processes has its own node
-(tests/lab/run --nodes 2). tests/mpi/run and tests/run call this script.
+"remote", because MPI registers with remote rights. The script checks that a cache that intercepts
+libc lets stale bytes through, which shows that this test can see them. It also checks that our
+cache lets none through, and saves registrations. --consumers adds libfabric and UCX of
+buildlib/consumers, whose caches check the kernel's word and intercept no calls. With --nodes each
+of the two processes has its own node (tests/lab/run --nodes 2). tests/mpi/run and tests/run call
+this script.
 """
 import argparse
 import json
@@ -86,7 +87,7 @@ class Row:
     """One job and its expected results."""
     over: str
     kept_by: str
-    kind: str           # hooks must miss changes; other may have any result
+    kind: str           # "hooks" must miss changes; "other" may have any result
     environment: dict = field(default_factory=dict)
     libraries: str = ""     # the folder of libraries that replace the distribution's
     more: int = 0           # registrations of a buffer that libraries below keep

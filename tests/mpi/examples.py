@@ -3,9 +3,9 @@
 """Build Documentation/examples with mpicc on the installed packages, and run them by mpirun.
 
 For a guest started with tests/lab/run --packages. The argument names the guest's kernel: "notifies"
-or "stock". The examples keep registrations if they were built with the packages' headers and the
-kernel notifies. Examples that the host built with Debian's headers keep none. No message is stale
-in any case. The servers need no MPI. On "stock" they exit with 3.
+or "stock". The Makefile builds the examples with the packages' headers; on a kernel that notifies,
+they keep registrations. The host built other copies with Debian's headers; they keep none. No
+message is stale in any case. The servers need no MPI. On "stock" they exit with 3.
 """
 import os
 import re

@@ -6,10 +6,10 @@
  * Go, Rust or a custom allocator does, so libraries do not see them. The receiver counts messages
  * that arrive with the bytes of an earlier message. Then the program sends from a buffer that stays
  * mapped, as most buffers do; then from a buffer that the kernel may reclaim between messages, but
- * does not. Prints one line of JSON. It has for each part: messages, stale, registrations (by the
- * kernel's count, of both processes), microseconds per message; and how libraries changed the first
- * process to learn of changes of memory. The exit status is 0 unless the messages could not be
- * tried.
+ * does not. Prints one line of JSON. For each part it has: messages, stale, registrations (by the
+ * kernel's count, of both processes), microseconds per message. It also has how libraries changed
+ * the first process to learn of changes of memory. If the messages could not be tried, the exit
+ * status is not 0.
  */
 #include <mpi.h>
 #include <nlohmann/json.hpp>

@@ -4,7 +4,7 @@
  * persistent requests, derived types, collective operations, parts of a buffer with holes. The
  * memory of each part is freed, unmapped, dropped or moved between epochs. Each process compares
  * all bytes that it receives. Prints one line of JSON: {part: number of failed comparisons in both
- * processes}. The exit status is 0 unless the features could not be tried.
+ * processes}. If the features could not be tried, the exit status is not 0.
  */
 #include <mpi.h>
 #include <nlohmann/json.hpp>

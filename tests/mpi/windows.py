@@ -5,7 +5,7 @@
 Each job of windows.cpp has another cache: none, a cache with hooks, a cache of buildlib/consumers
 with the kernel's word, or libibverbs' cache below a library whose own cache is off. Prints the
 parts of each job with wrong bytes. Then checks that UCX's hooks, and only these, let wrong bytes
-through: without any wrong bytes this test would show nothing.
+through. A test without any wrong bytes would show nothing.
 """
 import sys
 
@@ -13,7 +13,7 @@ import compare
 
 PROGRAM = {"mpirun.openmpi": f"{compare.BUILD}/windows_openmpi",
            "mpiexec.mpich": f"{compare.BUILD}/windows_mpich"}
-# By default Open MPI chooses a component for windows that needs a BTL to the other process.
+# The component that Open MPI chooses for windows by default needs a BTL to the other process.
 OVER = {"Open MPI, UCX": {"OMPI_MCA_osc": "ucx"}, "Open MPI, libfabric": {"OMPI_MCA_osc": "pt2pt"}}
 UCX_BELOW = {**compare.OURS, **compare.UCX_OFF}
 ROWS = [

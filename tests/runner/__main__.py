@@ -241,7 +241,7 @@ class Run:
             self.add(lane, lab, results.failure(f"{lane}: the guest ended with {status}", lab.text))
         else:
             self.paced += paced
-            self.add(lane, None, results.Count(passed=1))   # its kernel reported no problem
+            self.add(lane, None, results.Count(passed=1))   # the guest's kernel reported no problem
         self.over(lane)
         return True
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The command that repeats one test case of a program, by the kind of the program.
+"""Commands that repeat one test case. Each kind of program has its own function.
 
-Each function takes the program's command and returns a function: name of a case -> command.
+A function takes the program's command. It returns a function that takes the name of a case and
+returns the command for this case.
 """
 import re
 import shlex

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Read a test program's output, and count its tests: every suite has its own format.
+"""Read a test program's output, and count its tests. Every suite has its own format.
 
-A program counts as one failure if its output names no test, or if it reports success and exits with
-a failure: silence is not success.
+If the output of a program names no test, or the program reports success and exits with a failure,
+this counts as one failure.
 """
 import json
 import re
@@ -15,7 +15,7 @@ class Failure:
     name: str
     said: str = ""
     file: str = ""      # a file with all output of the program
-    case: str = ""      # its name in its program, or ""
+    case: str = ""      # the test's name in its program, or ""
     paced: bool = False     # tagged [pace]: may be repeated once
     again: str = ""     # the command that runs it alone
 
