@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Print the folder that ccache must use: none, or a folder of the build if its own is not usable.
+"""Print the folder that ccache must use. If ccache's own folder is usable, print nothing.
 
 Why: if ccache can't write, it fails every compilation, and a service's user has no home folder.
 Naming a folder hides the user's settings, so this script names a folder only if necessary.

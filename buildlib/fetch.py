@@ -159,8 +159,8 @@ def version_file(name="linux", build=BUILD):
 def linux_version(build=BUILD, update=False, name="linux"):
     """The Debian version of the kernel in use, e.g. 6.12.117-1~deb12u1.
 
-    It is resolved once and kept in build/linux.version, so that all results are of one version.
-    The image and headers that the lab uses must be of this version.
+    The version is resolved once and kept in build/linux.version, so that all results are of one
+    version. The image and headers that the lab uses must be of this version.
     """
     kept = version_file(name, build)
     known = read(kept).strip()
@@ -183,7 +183,9 @@ def linux_version(build=BUILD, update=False, name="linux"):
 
 
 def download_packages(packages, build=BUILD, upstream="linux", apt=None):
-    """Download binary packages {name: version} into build/download; {name: path of its .deb}."""
+    """Download binary packages {name: version} into build/download; return {name: path of its
+    .deb}.
+    """
     folder = os.path.join(build, "download")
     with private_apt.alone(os.path.join(folder, ".lock")):
         return download_alone(packages, build, folder, upstream, apt)

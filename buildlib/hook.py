@@ -11,9 +11,9 @@ stands on), b/ has this patch, too. Why: a diff that was edited by hand has wron
 tree that is built also has the later patches.
 
 With --for linux-7.3 (a version of the upstream with its own pin in buildlib/upstream) the command
-edits only the parts of the patch that differ for this version. They are in a file that has PATCH's
-name with .7.3.diff at its end. The hunks of the patch that do not apply are in a file NAME.rej next
-to b/.
+edits only the parts of the patch that differ for this version. These parts are in a file that has
+PATCH's name with .7.3.diff at its end. The hunks of the patch that do not apply are in a file
+NAME.rej next to b/.
 """
 import argparse
 import glob

@@ -111,7 +111,7 @@ def sources(tree, folders=STACK):
 
 
 def write_kbuild(place, folders, options):
-    """Write the Kbuild file, unless it already has this content."""
+    """Write the Kbuild file if its content has changed."""
     path = os.path.join(place, "Kbuild")
     if os.path.exists(path):
         with open(path, encoding="utf-8") as text:

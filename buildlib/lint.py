@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Check the form of everything in the repository: one line a check, "ok NAME" or "not ok NAME".
 
-Why: an unchecked rule is broken within a week. C++: clang-format and clang-tidy (with the
-installed headers). Python: flake8. Shell: shellcheck. Comments and pages: prose.py. Kernel C:
-checkpatch --strict, in tests/host/test_series.py.
+Why: an unchecked rule is broken within a week. clang-format and clang-tidy (with the installed
+headers) check C++, flake8 checks Python, shellcheck checks shell, and prose.py checks comments and
+pages. tests/host/test_series.py checks kernel C by checkpatch --strict.
 
 clang-tidy takes minutes. With --changed it leaves out a folder that has passed before with the same
 content, headers, settings and version. The user's cache keeps digests of the folders that passed,
@@ -28,7 +28,7 @@ SAFE = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory",
 
 
 def tracked(*endings):
-    """The files of the repository with this ending, new files included unless git ignores them."""
+    """The files of the repository with this ending, and new files that git does not ignore."""
     listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=REPO,
                             capture_output=True, text=True, check=True,
                             env={**os.environ, **SAFE}).stdout.split("\n")

@@ -117,7 +117,7 @@ def our_files(name, repo):
 
 
 def same(path, content_of):
-    """Are both files, with the same bytes?"""
+    """Are both paths files with the same bytes?"""
     return os.path.isfile(path) and filecmp.cmp(path, content_of, shallow=False)
 
 
@@ -255,7 +255,7 @@ def refuse_edited(path, before, tree, pristine, work):
 
 
 def update(place, content_of):
-    """Give `place` the content of another file, unless it already has this content."""
+    """Give `place` the content of another file. If it already has this content, leave it alone."""
     if not same(place, content_of):
         mode = os.stat(place).st_mode
         replace(place, lambda new: shutil.copyfile(content_of, new))

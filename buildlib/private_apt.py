@@ -15,7 +15,8 @@ import subprocess
 KEYRINGS = ("/usr/share/keyrings/debian-archive-keyring.gpg",
             "/usr/share/keyrings/debian-archive-keyring.pgp")
 # The settings that the private configuration takes from the machine: how to reach the archive, and
-# which keys to trust. It leaves out hooks that run after an update or an installation.
+# which keys to trust. The private configuration lacks hooks that run after an update or an
+# installation.
 KEPT = ("Acquire::", "Dir::Etc::source", "Dir::Etc::netrc", "Dir::Etc::trusted",
         "Dir::Etc::preferences")
 

@@ -32,8 +32,8 @@ NONE = os.environ.get('RDMAV_MR_CACHE') == '0'
 # Only the tests suspend registrations, even on a slow machine.
 os.environ.setdefault('RDMAV_MR_CACHE_IDLE_MS', '0')
 
-# For each access: registers a range, and prints whether the cache then finds the whole range, and
-# whether it finds a part.
+# For each access the child registers a range. Then it prints whether the cache finds the whole
+# range, and whether the cache finds a part.
 POLICY_CHILD = """
 import ctypes, json, mmap, sys
 from pyverbs.device import Context
@@ -201,7 +201,8 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_access(self):
         """
-        A request for more access gets another registration. A request for less gets the same.
+        A request for more access gets another registration. A request for less access gets the
+        existing registration.
         """
         addr = self.map()
         self.fill(addr)
@@ -244,7 +245,8 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_unmap_used(self):
         """
-        A registration that becomes INVALID in use is no longer found. It ends with its last user.
+        A registration that becomes INVALID in use is no longer found. The registration ends with
+        its last user.
         """
         addr = self.map()
         mr = self.reg_cached(addr)
@@ -461,7 +463,7 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_dealloc_pd(self):
         """
-        Idle registrations do not keep a PD alive; registrations in use do.
+        A PD with idle registrations can be freed. A PD with registrations in use can't.
         """
         addr = self.map()
         self.fill(addr)

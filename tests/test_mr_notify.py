@@ -218,7 +218,8 @@ class MRNotifyTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_mr_notify_munmap_part(self):
         """
-        Unmapping any page of the range is enough. Unmapping a page outside of it has no effect.
+        Unmapping any page of the range makes the word INVALID. Unmapping a page outside of the
+        range has no effect.
         """
         for page in (0, 7, 15):
             mr, addr = self.reg()
@@ -341,7 +342,7 @@ class MRNotifyTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_mr_notify_add_threads(self):
         """
-        Many threads take references: none is lost, and all threads see the kernel's bits.
+        Many threads take references. No reference is lost, and all threads see the kernel's bits.
         """
         def take(count):
             for _ in range(count):
@@ -888,7 +889,7 @@ class MRNotifyInterfaceTest(MRNotifyTestCase):
 
     def test_mr_notify_caps(self):
         """
-        Both queries agree, and a device that revokes also notifies.
+        Both queries of capabilities agree, and a device that revokes also notifies.
         """
         caps, caps_ex = self.attr.device_cap_flags, self.attr_ex.device_cap_flags_ex
         self.assertEqual('IBV_DEVICE_MR_NOTIFY' in translate_device_caps(caps).split(),

@@ -179,7 +179,7 @@ def packages():
 
 
 def make():
-    """Make the packages, if anything changed; their paths."""
+    """Make the packages if anything changed; return their paths."""
     work, name = os.path.join(PLACE, "work"), fetch.base()
     with fetch.locked(work, name):
         with fetch.locked(fetch.BUILD, name):

@@ -51,7 +51,7 @@ struct party {
 
 std::atomic<uint64_t> made{0}, gone{0};
 
-/* As large as a struct verbs_mr, which also stores its reference. */
+/* This struct is as large as a struct verbs_mr, which also stores the reference of the cache. */
 struct registration {
 	void *owner;
 	uint32_t index;

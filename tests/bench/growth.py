@@ -33,7 +33,7 @@ DRAWN = 4       # the figure shows only the first ways, the table shows all
 
 
 def command(way, count):
-    """One row of one way, in a process of its own."""
+    """The command that runs one row of one way in a process of its own."""
     program, benchmark, more = WAYS[way]
     setting = " ".join(f"{name}={shlex.quote(value)}" for name, value in more.items())
     return (f"echo '=== {count}'\n{setting} {programs.path(program)} "

@@ -42,7 +42,7 @@ swapon /dev/zram0
 
 
 def command(way, row):
-    """One row of one way, in a process of its own."""
+    """The command that runs one row of one way in a process of its own."""
     program, more = WAYS[way]
     setting = " ".join(f"{name}={shlex.quote(value)}" for name, value in {**LIMITS, **more}.items())
     return (f"echo '=== {row} {way}'\n{setting} {programs.path(program)} --benchmark_format=json "

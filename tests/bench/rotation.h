@@ -124,7 +124,7 @@ template <class Sender> void take_turns(const std::vector<std::pair<std::string,
 		->UseRealTime();
 }
 
-/* NAME/latency/SIZE: one message at a time; NAME/bandwidth/SIZE: four at a time. */
+/* The row NAME/latency/SIZE sends one message at a time, NAME/bandwidth/SIZE sends four. */
 template <class Sender> void add(const std::string &name, Sender &sender)
 {
 	const auto used = std::make_shared<std::set<std::size_t>>();

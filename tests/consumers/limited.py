@@ -5,7 +5,9 @@ import subprocess
 
 
 def run(limit, command, env):
-    """Run a command; its output (both streams in stdout) and status, -9 after `limit` seconds."""
+    """Run a command; return its output (both streams in stdout) and status. After `limit` seconds
+    the status is -9.
+    """
     try:
         return subprocess.run(command, env=env, text=True, errors="replace", check=False,
                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,

@@ -179,7 +179,7 @@ OVER_RXE0 = {"UCX_TLS": "rc_verbs,ud_verbs,self", "UCX_NET_DEVICES": "rxe0:1",
 
 
 def unreleased(kind, notify, more):
-    """The result of the program, or {} if it failed; and its output."""
+    """Return the result of the program, which is {} if it failed, and its output."""
     done = limited.run(LIMIT, [UNRELEASED, kind], env=environment({
         **OVER_RXE0, "UCX_RCACHE_NOTIFY": notify, **more}))
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]

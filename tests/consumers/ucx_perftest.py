@@ -26,7 +26,7 @@ LIMIT = 600     # seconds until a program counts as hung
 
 
 def run_client(command, env):
-    """Start the client when the server listens; its output, or "" if it failed."""
+    """Start the client when the server listens; return its output, or "" if it failed."""
     for _ in range(LIMIT * 10):
         try:
             client = subprocess.run([*command, "10.0.0.1"], env=env, text=True, check=False,

@@ -5,7 +5,7 @@
 Why: files that use one another can only be read, changed and sent upstream together.
 
 A file uses another file if it includes the other file's header, or if it names a function or
-variable that the other file defines and a header next to the other file declares. A header and the
+variable of the other file. A header next to the other file must declare this name. A header and the
 source that defines its functions count as one file. If several sources define them, the header
 counts alone, and its inline functions and macros count as code of its users. A function of
 libibverbs that the cache's core calls does not count, because the core itself declares it.

@@ -261,7 +261,9 @@ class Making(unittest.TestCase):
     core = "kernel/drivers/infiniband/core/ib_core.ko.xz"
 
     def modules(self, lines, release="6.12.1-test"):
-        """Run the package's `modules` for a kernel with this modules.dep; (output, status)."""
+        """Run the package's `modules` for a kernel with this modules.dep; return (output,
+        status).
+        """
         with tempfile.TemporaryDirectory() as root:
             dkms.stage(root)
             tool = os.path.join(root, dkms.fill(dkms.SOURCE, dkms.words()), "dkms/modules")
@@ -382,7 +384,7 @@ class Mishaps(unittest.TestCase):
 
     @classmethod
     def run_on(cls, place, script):
-        """Run a script; (output, status). Its changes go to `place`."""
+        """Run a script; return (output, status). The script's changes go to `place`."""
         release = cls.kernels[0]
         environment = {
             "NAME": dkms.NAME, "KERNELS": " ".join(cls.kernels), "ONE": release,

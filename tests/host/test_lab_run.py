@@ -337,7 +337,9 @@ class Emulated(unittest.TestCase):
                                 stderr=subprocess.PIPE)
 
     def crash_emulators(self, *signals):
-        """Start a guest, send one signal to each of its first QEMUs; (status, output, errors)."""
+        """Start a guest, send one signal to each of its first QEMUs; return (status, output,
+        errors).
+        """
         with tempfile.TemporaryDirectory() as temp:
             process = self.start(temp, "echo", "done")
             hit = []

@@ -74,7 +74,9 @@ class Packages(unittest.TestCase):
         cls.version = os.path.basename(made[0]).split("_")[1]
 
     def shown(self, script):
-        """Run a script; the output of SHOW, {mark: [(package, version)]}, and the whole output."""
+        """Run a script; return {mark: [(package, version)]}, which SHOW printed, and the whole
+        output.
+        """
         with tempfile.TemporaryFile("w+") as output, \
                 tempfile.TemporaryDirectory(dir=scratch_root.BUILD) as place:
             status = scratch_root.run(

@@ -36,7 +36,7 @@ class Machine:
                 stderr=said)
 
     def ask(self, command, **arguments):
-        """Send a command; the answer."""
+        """Send a command; return the answer."""
         print(json.dumps({"execute": command, "arguments": arguments}), file=self.told, flush=True)
         for line in self.told:
             said = json.loads(line)

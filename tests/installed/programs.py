@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Run Debian's own, unmodified RDMA programs on the installed packages, over rxe0.
 
-For a guest started with tests/lab/run --packages; the programs also run on the library in the build
-folder. The first argument is a part of the names of checks to run. Each check prints one line: "ok
-NAME" or "not ok NAME". Each pair of programs runs with the cache off, on, and on for remote rights
-too. Both programs must succeed, the client must print its result, and both must have loaded only
-the packages' libibverbs. Their speed does not matter.
-QEMU moves a virtual machine, whose memory is compared (migration.py).
+This script is for a guest that was started with tests/lab/run --packages; the programs also run on
+the library in the build folder. The first argument is a part of the names of checks to run. Each
+check prints one line: "ok NAME" or "not ok NAME". Each pair of programs runs with the cache off,
+on, and on for remote rights too. Both programs must succeed, the client must print its result, and
+both must have loaded only the packages' libibverbs. The speed of the programs does not matter. QEMU
+moves a virtual machine, whose memory is compared (migration.py).
 """
 import contextlib
 import glob
@@ -133,7 +133,7 @@ def loaded_wrongly(folder, processes):
 
 
 def wait_until(condition, process):
-    """Wait for a condition; False if the process ends, or after the time limit."""
+    """Wait for a condition. Return False if the process ends, or after the time limit."""
     for _ in range(LIMIT * 20):
         if condition():
             return True
@@ -170,7 +170,7 @@ def both_end(server, client):
 
 
 def run_once(pair, cached):
-    """Run both programs: (exit statuses, client's output, both outputs, the complaints)."""
+    """Run both programs; return (exit statuses, client's output, both outputs, the complaints)."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as kept:
         env = environment(cached, folder, pair.environment)
         said = [kept.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2)]
@@ -211,7 +211,7 @@ def run_pair(pair, cached):
 
 
 def run_mpi(name, cached):
-    """Build and run the exchange under one MPI; the complaints."""
+    """Build and run the exchange under one MPI; return the complaints."""
     compiler, launcher, more = MPI[name]
     with tempfile.TemporaryDirectory() as folder:
         program = os.path.join(folder, "mpi_exchange")
@@ -227,7 +227,7 @@ def run_mpi(name, cached):
 
 
 def run_migration(pinned, cached):
-    """Have QEMU move a virtual machine; the complaints."""
+    """Let QEMU move a virtual machine; return the complaints."""
     with tempfile.TemporaryDirectory() as folder:
         env = environment(cached, folder, {"RDMAV_MR_CACHE_STATS": "1"})
         said, wrong = migration.run(folder, env, f"rdma:{ADDRESS}:4444", pinned, LIMIT)
@@ -242,7 +242,7 @@ def run_migration(pinned, cached):
 
 
 def check_packages():
-    """Are the fork's packages installed and unmodified? The complaints."""
+    """Check that the fork's packages are installed and unmodified; return the complaints."""
     # librdmacm1 has another name since Debian 13
     owner = subprocess.run(["dpkg", "-S", *glob.glob("/usr/lib/*/librdmacm.so.1")],
                            capture_output=True, text=True, check=True).stdout.partition(":")[0]
@@ -259,7 +259,7 @@ def check_packages():
 
 
 def check_devices():
-    """UCX lists its transports over rxe0; the complaints."""
+    """Check that UCX lists its transports over rxe0; return the complaints."""
     listed = subprocess.run(["ucx_info", "-d"], capture_output=True, text=True, check=False).stdout
     found = re.findall(r"Transport: (\w+)\n#\s+Device: rxe0:1$", listed, re.MULTILINE)
     return "" if {"rc_verbs", "ud_verbs"} <= set(found) else listed

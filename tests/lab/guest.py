@@ -264,7 +264,7 @@ def kill_group(group):
 
 
 def accelerator(machine):
-    """Choose kvm if it works. This is tried once per boot of the host.
+    """Choose KVM if a trial shows that KVM works. The trial runs once per boot of the host.
 
     Some software implementations of KVM abort QEMU, or are slower than QEMU's emulation. The trial
     leaves out the machine's own devices, which may need more CPUs or memory. If the trial does not

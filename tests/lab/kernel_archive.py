@@ -108,7 +108,7 @@ def lay(place, debs):
 
 
 def make(place):
-    """Make place/old and place/new; (release, version) of the kernel in each."""
+    """Make place/old and place/new; return (release, version) of the kernel in each."""
     shutil.rmtree(place, ignore_errors=True)
     found = []
     with fetch.locked(BUILD):

@@ -32,7 +32,9 @@ ldconfig
 
 
 def run(place, script, debs=(), output=None):
-    """Run a shell script as root on the scratch root with its layer in `place`; its status."""
+    """Run a shell script as root on the scratch root with its layer in `place`; return its
+    status.
+    """
     os.makedirs(PACKAGES, exist_ok=True)
     return namespace.run(place, ["/"], script, {"PACKAGES": PACKAGES, "DEBS": " ".join(debs)},
                          [(PACKAGES, PACKAGES, "rw")], stdin=subprocess.DEVNULL, stdout=output,

@@ -50,7 +50,7 @@ ON_TWO_NODES = {
 # soft-RoCE has small queues. Processes on one machine must not use shared memory for messages. By
 # default UCX compares the destination address of a UD message with a field that soft-RoCE does not
 # set, drops the message, and reports "UD endpoint ... unhandled timeout error". UCX 1.18 detects
-# soft-RoCE, and then copies instead of registering, unless it must read from the peer's memory.
+# soft-RoCE. Then it registers only if it must read from the peer's memory, and otherwise copies.
 ALWAYS = {
     "FI_UNIVERSE_SIZE": "4", "FI_OFI_RXM_MSG_TX_SIZE": "128", "FI_OFI_RXM_MSG_RX_SIZE": "128",
     "FI_OFI_RXM_TX_SIZE": "256", "FI_OFI_RXM_RX_SIZE": "256",

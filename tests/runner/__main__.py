@@ -46,7 +46,9 @@ def shown(count):
 
 
 def jobs():
-    """The number of parallel tasks: processors and one more, at most 4; each guest needs 3 GB."""
+    """The number of parallel tasks: one more than the processors, at most 4. Each guest needs 3
+    GB.
+    """
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(1, min(os.cpu_count() + 1, 4, memory // (3 << 30)))
 
@@ -101,7 +103,7 @@ class Run:
                     os.waitid(os.P_PID, child.pid, nohang) is None)
 
         def outlives(seconds):
-            """Wait at most this long; is the process still running?"""
+            """Wait at most this long; return whether the process is still running."""
             until = time.monotonic() + seconds
             while is_running() and time.monotonic() < until:
                 time.sleep(0.02)
@@ -395,7 +397,9 @@ def arguments():
 
 @contextlib.contextmanager
 def alone():
-    """A context that excludes other runs in this clone. Its value is False if there is one."""
+    """A context that excludes other runs in this clone. Its value is False if another run uses the
+    clone.
+    """
     os.makedirs(os.path.dirname(RESULTS), exist_ok=True)
     with open(RESULTS + ".lock", "w", encoding="utf-8") as lock:    # no child inherits it
         try:

@@ -22,7 +22,7 @@ class Failure:
 
 @dataclass
 class Count:
-    """Tests passed, failed, skipped; the failures, the reasons of the skipped."""
+    """How many tests passed, failed and were skipped; the failures; why tests were skipped."""
     passed: int = 0
     failed: int = 0
     skipped: int = 0
