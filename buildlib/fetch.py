@@ -107,7 +107,7 @@ def machine_apt(build):
 
 
 def suite_apt(build, suite, package, version=""):
-    """A private apt with the packages of the suite that has this package."""
+    """A private apt for the suite, with the first archive whose suite has this package."""
     problems = []
     for uri in private_apt.archive_uris():
         private = private_apt.PrivateApt(

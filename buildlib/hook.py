@@ -7,7 +7,7 @@
 
 PATCH is the path of a new patch, or the path or name of an existing patch. FILE is a path in
 upstream's tree. a/ has upstream's files with all earlier patches (for a fix: with the fixes that it
-stands on), b/ has this patch, too. Why: a diff that was edited by hand has wrong counts, and the
+needs), and b/ has this patch, too. Why: a diff that was edited by hand has wrong counts, and the
 tree that is built also has the later patches.
 
 With --for linux-7.3 (a version of the upstream with its own pin in buildlib/upstream) the command

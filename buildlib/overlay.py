@@ -49,7 +49,7 @@ PATCHES = {"rdma-core": ("buildlib/hooks",),
 # Patches only for the trees that are built here. Upstream and the packages do not get them.
 LOCAL = {"linux": "tests/lab/patches", "openmpi": "tests/consumers/openmpi"}
 LEFTOVERS = ("~", ".pyc", ".orig", ".rej", ".swp")
-# The line that marks a patch or file as only for the named version of an upstream.
+# A patch or file with this line is only for the named version of an upstream.
 ONLY_FOR = re.compile(r"(?m)^Only-For: (\S+)$")
 
 
@@ -80,8 +80,8 @@ def version_of(name):
 
 
 def form_of(patch, name):
-    """The path of the file with the parts of a patch that are different for this version of an
-    upstream.
+    """Some parts of a patch may be different for a version of the upstream. Return the path of the
+    file with these parts.
     """
     return f"{patch.removesuffix('.patch')}.{version_of(name)}.diff"
 

@@ -27,7 +27,7 @@ class AptError(Exception):
 
 @contextlib.contextmanager
 def alone(path):
-    """A context for one thread of one process at a time. Uses a lock file."""
+    """A context that one thread of one process can enter at a time. It uses a lock file."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -37,7 +37,7 @@ def alone(path):
 def archive_uris(security=False):
     """Base addresses of the configured archives that may be Debian's, the likeliest first.
 
-    With `security` the addresses of security updates; there may be none.
+    With `security`, return the addresses of security updates, which may be none.
     """
     # Tabs separate the fields, because an address may have blanks. A flat repository lacks release
     # and component.

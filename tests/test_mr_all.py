@@ -41,7 +41,8 @@ class MrAllAPITest(PyverbsAPITestCase):
 
     def test_register(self):
         """
-        All memory can be registered more than once and closed; each MR has its own keys.
+        All memory can be registered more than once, and each MR can be closed. Each MR has its own
+        keys.
         """
         requires_mr_all(self)
         with PD(self.ctx) as pd:

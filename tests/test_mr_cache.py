@@ -573,7 +573,7 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_forget_part(self):
         """
-        Forgetting a part ends the whole registration if it has no other user.
+        If a registration has no other user, forgetting a part ends the whole registration.
         """
         addr = self.map()
         self.fill(addr)

@@ -64,7 +64,7 @@ libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 def run_child(program, *args, env=None):
     """
     Run a program in another Python process.
-    :return: All its output; if it failed, also its status
+    :return: All output of the program. If the program failed, also its status
     """
     done = subprocess.run([sys.executable, '-c', program, *args], stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True, check=False,
@@ -121,7 +121,7 @@ def requires_mr_revoke(func):
 
 class MRNotifyTestCase(PyverbsAPITestCase):
     """
-    Memory that this class maps itself, without an allocator; and errors as numbers.
+    This class maps memory itself, without an allocator, and compares errors by number.
     """
     def setUp(self):
         super().setUp()
@@ -366,7 +366,7 @@ class MRNotifyTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_mr_notify_after_unreg(self):
         """
-        After unreg_notify() the kernel does not change the word, and another can be armed.
+        After unreg_notify() the kernel does not change the word, and another word can be armed.
         """
         mr, addr = self.reg()
         mr.reg_notify()

@@ -6,10 +6,14 @@
  *  registered  N registrations without a word: the cost of pinning alone
  *  armed       N registrations, each with its own word
  *  counted     N registrations, each with its own word that counts users, as in the cache
- * Operations: munmap of 16 unregistered pages; a fault that copies an unregistered page; fork;
- * munmap of 16 registered pages, and of 10,000 pages with a registration each; the end of a process
- * with these 10,000 registrations; registering 16 pages. slab_bytes is the kernel's memory for each
- * registration, measured over the last registrations.
+ * Operations:
+ *  - munmap of 16 unregistered pages
+ *  - a fault that copies an unregistered page
+ *  - fork
+ *  - munmap of 16 registered pages, and of 10,000 pages with a registration each
+ *  - the end of a process with these 10,000 registrations
+ *  - registering 16 pages
+ * slab_bytes is the kernel's memory for each registration, measured over the last registrations.
  */
 #include <benchmark/benchmark.h>
 #include <sys/mman.h>

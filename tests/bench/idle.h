@@ -179,7 +179,7 @@ inline void fork_now(benchmark::State &state, const memory &buffer)
 	state.counters["copied"] = mine;
 }
 
-/* The rows; use(address, length) registers and deregisters. */
+/* Adds all rows. use(address, length) registers and deregisters. */
 template <class Use> void add(Use use)
 {
 	row("idle/pinned", use, [](auto &state, const memory &, double before) {

@@ -4,6 +4,7 @@
 The script prints the statistics of both runs, and a ratio for message sizes from 64 KiB to 1 MiB:
 the throughput with the default RDMAV_MR_CACHE_IDLE_MS divided by the throughput with 0. Run it in a
 guest whose clock counts instructions, so that other load on this machine does not matter:
+tests/lab/run --kernel debian --count-instructions -- /usr/bin/python3 -B tests/bench/mpi_idle.py
 """
 import os
 import statistics

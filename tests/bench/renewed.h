@@ -3,8 +3,8 @@
  * How misses are measured for each cache. A row registers, releases, unmaps and maps 64 KiB again,
  * by functions of libc, which hooks see. The row renewed/nothing has no registration. The other
  * rows take longer by the cost of a miss, which includes noticing the change. Each cache also has
- * another registration, which stays. Without it the kernel would unpin the page of the words each
- * time that the last registration ends, which rarely happens in real caches.
+ * another registration, which stays. Without this registration the kernel would unpin the page of
+ * the words each time that the last registration ends. Real caches are rarely empty.
  */
 #ifndef BENCH_RENEWED_H
 #define BENCH_RENEWED_H

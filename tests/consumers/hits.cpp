@@ -73,7 +73,7 @@ struct registered {
 
 std::array<std::atomic<uint64_t>, 65536> by_key;
 std::array<std::atomic<const uint64_t *>, 65536> words;
-std::atomic<uint64_t> in_use; /* the bit of the words */
+std::atomic<uint64_t> in_use; /* this bit of a word says "in use" */
 std::atomic<std::size_t> registrations, live;
 
 std::atomic<uint64_t> &slot(uint64_t key)

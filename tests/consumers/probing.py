@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Try libfabric and UCX of buildlib/consumers where notification is limited, in a guest.
+"""In a guest, try libfabric and UCX of buildlib/consumers where notification is limited.
 
 The cases:
 * two devices in one process, of which the second can't notify

@@ -80,7 +80,7 @@ def full_disk():
 
 
 def replace(test, **values):
-    """Give names of fetch.py other values for a test."""
+    """Replace values in fetch.py during a test."""
     for name, value in values.items():
         patch = mock.patch.object(fetch, name, value)
         patch.start()

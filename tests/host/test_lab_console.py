@@ -21,7 +21,7 @@ class RecordedConsoles(unittest.TestCase):
     """One console of each kind."""
 
     def check(self, name, *expected):
-        """The kinds and beginnings of titles of the reports in a console."""
+        """Check the kinds of the reports in a console, and the beginnings of their titles."""
         reports = recorded(name)
         self.assertEqual([report.kind for report in reports], [kind for kind, _ in expected])
         for report, (_, title) in zip(reports, expected):

@@ -92,8 +92,7 @@ class Lint(unittest.TestCase):
         return other
 
     def test_a_clone_of_another_user(self):
-        """If git refuses a clone because it belongs to another user, its files are checked all the
-        same.
+        """If git refuses a clone because it belongs to another user, its files are still checked.
         """
         other = {"GIT_TEST_ASSUME_DIFFERENT_OWNER": "1", "GIT_CONFIG_GLOBAL": os.devnull,
                  "GIT_CONFIG_NOSYSTEM": "1"}

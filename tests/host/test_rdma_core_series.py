@@ -112,7 +112,7 @@ class Series(unittest.TestCase):
         if fetch.read(known) == digest.hexdigest():
             return
         shutil.rmtree(PLACE, ignore_errors=True)
-        # The folders are always the same, for the compiler cache.
+        # The compiler cache needs the same folders each time.
         tree, build = self.plain(os.path.join(PLACE, "tree")), os.path.join(PLACE, "build")
         environment = {**os.environ, **compiler_cache.settings()}
         cached = [f"-DCMAKE_{language}_COMPILER_LAUNCHER=ccache" for language in ("C", "CXX")

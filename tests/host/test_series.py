@@ -58,7 +58,7 @@ def batches(files):
 
 
 def empty_places():
-    """Two folders for builds: always the same, for the compiler cache."""
+    """Two folders for builds. The compiler cache needs the same folders each time."""
     places = [os.path.join(fetch.BUILD, name) for name in ("series.modules", "series.objects")]
     for place in places:
         shutil.rmtree(place, ignore_errors=True)

@@ -32,13 +32,13 @@ STUBS = {
     "dpkg-query": '[ "$3" = twice ] || exit 1; for _ in 1 2; do\n'
                   'printf "$(printf %s "$2" | sed "s/^-f=//; s/[$]{.*}/installed/")"; done',
     "sleep": "exec /bin/sleep 0.1", "id": "echo 1000",
-    # If the file `asks` exists, the user always needs a password, otherwise only for -v.
+    # If the file `asks` exists, the user always needs a password. If not, only -v needs a password.
     "sudo": 'echo "sudo $*" >>sudo; case $1 in\n-n) [ ! -e asks ] ;;\n-v) [ -e asks ] ;;\n'
             '*) exec "$@" ;;\nesac'}
 
 
 class Setup(unittest.TestCase):
-    """In its own folder, with missing packages."""
+    """Each test runs setup in its own folder, with missing packages."""
 
     def set_up(self, *told, sets=(), asks=False):
         """The exit status and the calls of apt-get, for a user with or without a sudo password."""

@@ -11,7 +11,7 @@ STEP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../buildlib/
 
 
 class Step(unittest.TestCase):
-    """Called as by setup, demo and package."""
+    """Each test calls step as setup, demo and package do."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The word protocol of registrations that can be suspended, in all interleavings, by Spin.
+"""Spin checks the word protocol of registrations that can be suspended, in all interleavings.
 
 Why: Spin tries all of millions of interleavings. A test in a guest may hit a race only once a
 month. Seeded mistakes show that the model can find a race.

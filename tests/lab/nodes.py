@@ -11,7 +11,7 @@ import selectors
 import socket
 import time
 
-# One wire is for rxe0, one for siw0, and one without loss for tests/lab/commands.
+# A wire for rxe0, a wire for siw0, and a wire without loss for tests/lab/commands.
 WIRES = 3
 FIRST = 1   # the node on which COMMAND runs
 LARGEST = 1 << 16
@@ -156,7 +156,7 @@ class Nodes:
         self.ended(node)
 
     def answer(self, node, text):
-        """Answer the nodes that wait for a node."""
+        """Answer the nodes that wait for this node."""
         for port in [port for waited_for, port in self.waiting if waited_for == node]:
             say(port, text)
         self.waiting = [one for one in self.waiting if one[0] != node]

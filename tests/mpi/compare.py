@@ -170,10 +170,10 @@ OF_CONSUMERS = [
     Row("MPICH, UCX", "UCX_RCACHE_NOTIFY=try", "beside", {}, UCX_BUILT),
     Row("MPICH, UCX", "UCX_RCACHE_NOTIFY=y", "word", ONLY_WORD, UCX_BUILT),
 ]
-# Open MPI's own cache, above fi_mr_reg(). ofi_rxm also registers the receiver's buffer, and
-# libfabric's cache keeps this registration. With memhooks grdma gets the same registration. With
-# FI_MR_NOTIFY_OPS libfabric's cache keeps no registration of grdma, so the buffer is registered
-# twice.
+# These rows use Open MPI's own cache, above fi_mr_reg(). ofi_rxm also registers the receiver's
+# buffer, and libfabric's cache keeps this registration. With memhooks grdma gets the same
+# registration. With FI_MR_NOTIFY_OPS libfabric's cache keeps no registration of grdma, so the
+# buffer is registered twice.
 OF_OPENMPI = [
     Row("Open MPI 5, btl/ofi", "grdma, Open MPI's hooks", "hooks",
         {"FI_MR_CACHE_MONITOR": "memhooks", "OMPI_MCA_btl_ofi_mr_notify": "0"}, OPENMPI_BUILT),

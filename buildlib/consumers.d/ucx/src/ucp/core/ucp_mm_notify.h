@@ -12,9 +12,9 @@
 #include <ucs/config/global_opts.h>
 
 
-/* Find out whether the cache can do without memory events. Memory domains that register
- * no memory, or whose registration does nothing, do not count. At least one memory
- * domain has to remain, and all remaining memory domains have to notify */
+/* Find out whether the cache can do without memory events. Ignore memory domains that
+ * register no memory, or whose registration does nothing. At least one memory domain has
+ * to remain, and all remaining memory domains have to notify */
 static int ucp_mem_rcache_can_notify(ucp_context_h context)
 {
     int found = 0;

@@ -511,8 +511,7 @@ UCS_TEST_F(test_ucp_rcache_notify, without_a_word_it_serves_one_request) {
     EXPECT_TRUE(m_registered.empty());
 }
 
-/* TCP registers nothing, so memory that it sends has no memory handles, like this
- * memory */
+/* This memory has no memory handles, like memory that TCP sends */
 UCS_TEST_F(test_ucp_rcache_notify, without_memory_handles_nothing_is_kept) {
     ucp_mem_h memh;
 
