@@ -35,7 +35,7 @@ TEMPLATES = {
     f"{SOURCE}/dkms.conf": ("dkms.conf", 0o644),
     "usr/share/dkms/modules_to_force_install/@NAME@": ("override", 0o644),
     "etc/kernel/preinst.d/dkms-@NAME@": ("kernel-preinst", 0o755),
-    # The name sorts it after dkms, which builds the modules, and before initramfs-tools.
+    # The name sorts the hook after dkms, which builds the modules, and before initramfs-tools.
     "etc/kernel/postinst.d/dkms-@NAME@": ("kernel-postinst", 0o755),
     "etc/kernel/header_postinst.d/dkms-@NAME@": ("kernel-postinst", 0o755),
     "usr/share/doc/@NAME@-dkms/copyright": ("copyright", 0o644),
