@@ -15,20 +15,20 @@
 #include <rdma/uverbs_ioctl.h>
 
 /*
- * The counters of a device. In the statistics of a port their names have the
+ * The counters of a device. In the statistics of a port the quoted names have the
  * prefix "mr_notify_". ARMED is a gauge; the other counters only grow.
  */
 enum ib_mr_notify_stat {
-	IB_MR_NOTIFY_STAT_ARMED, /* armed: MRs that are armed now */
-	IB_MR_NOTIFY_STAT_ARMS, /* arms */
-	IB_MR_NOTIFY_STAT_SUSPECT, /* suspect: times that an event made an MR SUSPECT */
-	IB_MR_NOTIFY_STAT_INTACT, /* intact: comparisons that found all pages unchanged */
-	IB_MR_NOTIFY_STAT_INVALID, /* invalid: registrations that became INVALID */
-	IB_MR_NOTIFY_STAT_SETTLES, /* settles: calls of the settle method */
-	IB_MR_NOTIFY_STAT_REVOKES, /* revokes */
-	IB_MR_NOTIFY_STAT_PAGES, /* pages_returned: pages that revokes unpinned */
-	IB_MR_NOTIFY_STAT_SUSPENSIONS, /* suspensions: idle MRs whose pages the VM took */
-	IB_MR_NOTIFY_STAT_RESTORES, /* restores: suspended MRs that got pages again */
+	IB_MR_NOTIFY_STAT_ARMED, /* "armed": MRs that are armed now */
+	IB_MR_NOTIFY_STAT_ARMS, /* "arms": how often an MR was armed */
+	IB_MR_NOTIFY_STAT_SUSPECT, /* "suspect": how often an event made an MR SUSPECT */
+	IB_MR_NOTIFY_STAT_INTACT, /* "intact": comparisons that found all pages unchanged */
+	IB_MR_NOTIFY_STAT_INVALID, /* "invalid": registrations that became INVALID */
+	IB_MR_NOTIFY_STAT_SETTLES, /* "settles": calls of the settle method */
+	IB_MR_NOTIFY_STAT_REVOKES, /* "revokes": how often an MR was revoked */
+	IB_MR_NOTIFY_STAT_PAGES, /* "pages_returned": pages that revokes unpinned */
+	IB_MR_NOTIFY_STAT_SUSPENSIONS, /* "suspensions": idle MRs whose pages the VM took */
+	IB_MR_NOTIFY_STAT_RESTORES, /* "restores": suspended MRs that got pages again */
 	IB_MR_NOTIFY_STATS,
 };
 
@@ -64,9 +64,10 @@ int ib_mr_notify_fill_res_mr(struct sk_buff *msg, struct ib_mr *mr);
  * ib_mr_notify_caps - The capability bits of a device
  * @device: The device
  *
- * Return: IB_UVERBS_DEVICE_MR_NOTIFY if user MRs of the device can be armed,
- * IB_UVERBS_DEVICE_MR_REVOKE if the device can also be revoked,
- * IB_UVERBS_DEVICE_MR_RECLAIM if a revoked MR can also be restored.
+ * Return: These bits:
+ * * IB_UVERBS_DEVICE_MR_NOTIFY if user MRs of the device can be armed
+ * * IB_UVERBS_DEVICE_MR_REVOKE if the MRs can also be revoked
+ * * IB_UVERBS_DEVICE_MR_RECLAIM if revoked MRs can also be restored
  */
 static inline u64 ib_mr_notify_caps(const struct ib_device *device)
 {

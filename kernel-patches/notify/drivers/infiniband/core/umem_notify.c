@@ -34,7 +34,7 @@
 #include "umem_notify.h"
 #include "umem_notify_trace.h"
 
-/* In umem->notify: the tracker has ended after its pages were unpinned. */
+/* The value of umem->notify if the tracker ended after its pages had been unpinned */
 #define UMEM_NOTIFY_REVOKED ERR_PTR(-EIO)
 
 /* The tracker of a umem, or NULL. */
@@ -69,7 +69,7 @@ struct ib_umem_notify *umem_notify_of_mr(struct ib_mr *mr)
 	return umem ? umem_notify_find(umem) : NULL;
 }
 
-/* For a caller that must not wait long: @mutex_wanted makes the worker release the mutex soon. */
+/* Takes the mutex without a long wait: @mutex_wanted makes the worker release the mutex soon. */
 static void umem_notify_take(struct ib_umem_notify *n)
 {
 	WRITE_ONCE(n->mutex_wanted, true);
@@ -117,7 +117,7 @@ static struct ib_umem_notify *umem_notify_create(struct ib_ucontext *context,
 
 /*
  * Ends a tracker. Afterwards no task uses the tracker to access the device, the word or the umem
- * (see umem_notify_queue.c). The word says INVALID unless the owner deregisters the MR.
+ * (see umem_notify_queue.c). Unless the owner deregisters the MR, the word says INVALID.
  */
 static void umem_notify_end(struct ib_umem_notify *n)
 {
@@ -182,7 +182,7 @@ static struct ib_umem_notify *umem_notify_of(struct ib_umem *umem, struct ib_uco
 	n = umem_notify_create(context, umem, first_addr(umem), last_addr(umem));
 	if (IS_ERR(n))
 		return n;
-	/* Two threads may arm one MR at the same time: the first tracker stays. */
+	/* If two threads arm an MR at the same time, the first tracker stays. */
 	other = cmpxchg(&umem->notify, NULL, n);
 	if (other) {
 		umem_notify_destroy(n);
@@ -204,8 +204,8 @@ static struct ib_umem_notify *umem_notify_of(struct ib_umem *umem, struct ib_uco
  *
  * Context: Process context of the owner, no mm lock held.
  *
- * Return: The argument for ib_mr_notify_tracked(), which the caller has to call in any
- * case.
+ * Return: The argument for ib_mr_notify_tracked(). The caller always has to call
+ * ib_mr_notify_tracked().
  */
 struct ib_umem_notify *ib_mr_notify_track(struct ib_ucontext *context, u64 addr,
 					  u64 length, u32 *access)
@@ -322,13 +322,13 @@ EXPORT_SYMBOL(ib_umem_lost);
  * @mr: The MR, kept by the caller's lock on its uobject
  * @how: The word, the bits that count its users, its counter and eventfd
  *
- * A stale umem is armed, too: its word says INVALID. If an event is in progress, or
- * another task holds a lock of a file, the word says SUSPECT, because arming does
- * not wait.
+ * If the umem is stale, arming succeeds, and the word says INVALID. Arming does not wait.
+ * If an event is in progress, or another task holds a lock of a file, the word says
+ * SUSPECT.
  *
  * Arming reads the state before it sets the word, and compares no pages if the state is
- * 0. An event in between is not lost: arming and the event take the lock one after the
- * other, and the later of the two writes the word.
+ * 0. An event between these two steps is not lost: arming and the event take the lock one
+ * after the other, and the second of them writes the word.
  *
  *   arm                                   another thread
  *   state is 0: compares nothing
@@ -339,7 +339,8 @@ EXPORT_SYMBOL(ib_umem_lost);
  *   the worker; unlock
  *
  * An event after the unlock finds the word, and queues the worker, which retires an
- * INVALID tracker. So this call retires only if the state was not 0 under the lock.
+ * INVALID tracker. So this call retires the tracker only if the state was not 0 under the
+ * lock.
  *
  * Return: 0. After an error nothing has changed: -EBUSY (armed already, or another MR
  * has the word), -EOPNOTSUPP, -EINVAL (another process's MR, or no eventfd), -EFAULT,
@@ -444,8 +445,8 @@ DEFINE_CLASS(umem_notify_armed, struct ib_umem_notify *, umem_notify_let_go(_T),
 	     umem_notify_take_armed(mr), struct ib_mr *mr)
 
 /*
- * Restores a tracker and takes the lock. If the VM took the pages in between, restores the tracker
- * again. If the function returns 0, the lock is held.
+ * Restores a tracker, then takes the lock. If the VM takes the pages between these two steps,
+ * restores the tracker again. If the function returns 0, the lock is held.
  */
 static int umem_notify_lock_restored(struct ib_umem_notify *n)
 {
@@ -469,10 +470,10 @@ static int umem_notify_lock_restored(struct ib_umem_notify *n)
  * use, or if the driver fails for the moment, the device keeps the pages until the MR is
  * deregistered, as if the MR had never been armed.
  *
- * Only the process that armed the MR may disarm it. If a child disarmed the MR, the parent
- * would go on reading a word that the kernel does not change any more: the child has only
- * a copy of the word. After the end of the owner the word is INVALID, and there is nothing
- * to disarm.
+ * Only the process that armed the MR may disarm it. A child has only a copy of the word. If
+ * the child disarmed the MR, the parent would go on reading a word that the kernel does not
+ * change any more. When the owner ends, the word becomes INVALID, and there is nothing to
+ * disarm.
  *
  * The worker visits only armed trackers, so an INVALID tracker is retired here. If the
  * tracker were retired before it is disarmed, an event would be lost:
@@ -486,9 +487,12 @@ static int umem_notify_lock_restored(struct ib_umem_notify *n)
  *
  * After armed = false no event makes the tracker INVALID.
  *
- * Return: 0, -EINVAL if the MR is not armed or the word is in another address space,
- * -EINTR, -EOPNOTSUPP, or an error of umem_notify_restore(). After an error an armed MR is
- * still armed.
+ * After an error an armed MR is still armed.
+ *
+ * Return:
+ * * 0
+ * * -EINVAL: the MR is not armed, or the word is in another address space
+ * * -EINTR, -EOPNOTSUPP, or an error of umem_notify_restore()
  */
 int umem_notify_disarm(struct ib_mr *mr)
 {
@@ -535,9 +539,11 @@ EXPORT_SYMBOL(umem_notify_disarm);
  * After -EAGAIN, -EINTR or -ENOMEM the MR is still SUSPECT or SUSPENDED, unless an event made it
  * INVALID.
  *
- * Return: 0; -EINVAL if the MR is not armed or belongs to another process; -EINTR; -ENOMEM;
- * -EOPNOTSUPP; -EAGAIN if, for a second, an event was in progress or a file was locked; or
- * an error of umem_notify_restore().
+ * Return:
+ * * 0
+ * * -EINVAL: the MR is not armed, or belongs to another process
+ * * -EAGAIN: an event was in progress, or a file was locked, for a whole second
+ * * -EINTR, -ENOMEM, -EOPNOTSUPP, or an error of umem_notify_restore()
  */
 int umem_notify_settle(struct ib_mr *mr)
 {
@@ -560,9 +566,12 @@ EXPORT_SYMBOL(umem_notify_settle);
  * umem_notify_suspend_now - Unpin the pages of an idle registration
  * @mr: The MR, kept by the caller's lock on its uobject
  *
- * Return: 0, also if the MR is SUSPENDED or INVALID already. -EBUSY: the word is in use,
- * or changed during the call. -EINVAL: the MR is not armed, is armed without reclaim, or
- * belongs to another process. -EOPNOTSUPP: the device can't restore the MR. -EINTR.
+ * Return:
+ * * 0, also if the MR is SUSPENDED or INVALID already
+ * * -EBUSY: the word is in use, or changed during the call
+ * * -EINVAL: the MR is not armed, is armed without reclaim, or belongs to another process
+ * * -EOPNOTSUPP: the device can't restore the MR
+ * * -EINTR
  */
 int umem_notify_suspend_now(struct ib_mr *mr)
 {
@@ -591,7 +600,7 @@ static void umem_notify_hold(struct ib_umem_notify *n, bool own, bool ends)
 {
 	guard(umem_notify_take)(n);
 	guard(umem_notify)(n);
-	/* If a re-registration returns another MR, it finally deregisters the old MR. */
+	/* If a re-registration returns a new MR, the old MR is deregistered while @held is set. */
 	n->quiet = own && ends && !n->held;
 	n->held = true;
 	if (!own && n->armed)
@@ -614,12 +623,12 @@ void ib_mr_notify_hold(struct ib_mr *mr, u32 *access)
 EXPORT_SYMBOL(ib_mr_notify_hold);
 
 /**
- * ib_mr_notify_unhold - Release the tracker after the driver re-registered an MR, or failed to
+ * ib_mr_notify_unhold - Release the tracker after an attempt to re-register an MR
  * @mr: The same MR, or the MR that replaces it
  *
- * If only the access rights or the PD changed, @mr has the same umem, which is still
- * armed, or revoked, as before. A new umem is not armed, and the word of the old umem
- * says INVALID.
+ * If only the access rights or the PD changed, @mr keeps its umem, and the umem stays armed
+ * or revoked. If @mr has a new umem, the new umem is not armed, and the word of the old
+ * umem says INVALID.
  */
 void ib_mr_notify_unhold(struct ib_mr *mr)
 {
@@ -639,16 +648,16 @@ EXPORT_SYMBOL(ib_mr_notify_unhold);
 
 /*
  * The context or the device of an MR ends, but the driver could not deregister the MR. uverbs may
- * drop the MR: then the device is freed, and MR and umem are leaked. So the tracker must end. If
- * the pages are already unpinned, UMEM_NOTIFY_REVOKED replaces the tracker.
+ * drop the MR. Then the device is freed, and the MR and the umem are leaked. So the tracker must
+ * end. If the pages are already unpinned, UMEM_NOTIFY_REVOKED replaces the tracker.
  *
  *   its context is closed                 the worker
  *   dereg_mr: -EBUSY, also the last time
  *   uverbs drops the MR; frees the device
  *                                         retire(): n->mr->device [freed]
  *
- * The tracker ends here, before the device is freed: the removal of the device
- * waits for uverbs.
+ * The removal of the device waits for uverbs. So the tracker, which ends here, ends
+ * before the device is freed.
  */
 static void umem_notify_abandon(struct ib_umem_notify *n)
 {
@@ -667,8 +676,8 @@ static void umem_notify_abandon(struct ib_umem_notify *n)
  * Another process that has the file may call this: a forked child, or a process that
  * received the file. The owner of the MR still reads the word, so INVALID is set.
  *
- * If the driver refuses (a memory window is bound to the MR), the MR stays
- * armed, unless its context or its device ends.
+ * If a memory window is bound to the MR, the driver refuses. Then the MR stays
+ * armed. But if its context or its device ends, the tracker ends.
  *
  * Return: The result of ib_dereg_mr_user().
  */

@@ -77,10 +77,11 @@ struct umem_notify_suspects {
 	u32 end;
 };
 
-/* The pages for umem_notify_check() to compare. */
+/* The pages that umem_notify_check() compares */
 struct umem_notify_comparison {
 	struct umem_notify_suspects suspects;
-	bool worker; /* the caller is the worker, which does not wait for locks or fault pages in */
+	/* The caller is the worker. The worker does not wait for locks or fault pages in. */
+	bool worker;
 	unsigned long until; /* a system call waits until this time, in jiffies */
 	/* A page may be absent because a device has exclusive access to the page. */
 	bool exclusive;
@@ -89,7 +90,7 @@ struct umem_notify_comparison {
 	u32 at; /* the first page that was not found intact */
 };
 
-/* umem_notify_check(): a page is not the pinned page. */
+/* umem_notify_check() returns this if a page is mapped that is not the pinned page. */
 #define UMEM_NOTIFY_CHANGED 1
 
 int umem_notify_check(struct ib_umem *umem, unsigned long start, unsigned int shift,
@@ -100,8 +101,8 @@ void umem_notify_count(struct ib_device *device, enum ib_mr_notify_stat stat,
 		       s64 nr);
 
 /*
- * The delay of the worker after an event, in jiffies: events come in bursts, and the application
- * may settle or deregister the registration first.
+ * The worker runs this number of jiffies after an event. Events come in bursts, and the
+ * application may settle or deregister the registration first.
  */
 #define UMEM_NOTIFY_LATER max(HZ / 50, 1)
 /*
@@ -117,20 +118,20 @@ struct umem_notify_event {
 };
 
 /*
- * An address space. MMU callbacks take its lock with mmap_lock or rmap locks held, also in
- * reclaim. Some callbacks must not sleep. So the lock is a leaf, and nothing is allocated
- * under it.
+ * An address space. MMU callbacks, also those of reclaim, take its lock with mmap_lock or rmap
+ * locks held. Some callbacks must not sleep. So the lock is a leaf, and no function allocates
+ * memory under the lock. [lock] marks the fields that the lock protects.
  */
 struct umem_notify_mm {
 	struct mmu_notifier mn;
 	spinlock_t lock; /* a leaf: see above */
-	struct rb_root_cached trackers; /* @lock */
-	u64 serial; /* @lock: serial number of the newest tracker */
-	unsigned long rest; /* @lock: no worker compares pages before this time */
+	struct rb_root_cached trackers; /* [lock] */
+	u64 serial; /* [lock] the serial number of the newest tracker */
+	unsigned long rest; /* [lock] workers compare pages only after this time, in jiffies */
 
-	u64 busy; /* @lock: the slots in use */
-	unsigned int beyond; /* @lock: events that found no slot */
-	struct umem_notify_event events[64]; /* @lock */
+	u64 busy; /* [lock] the slots in use */
+	unsigned int beyond; /* [lock] the number of events that found no slot */
+	struct umem_notify_event events[64]; /* [lock] */
 	wait_queue_head_t ended; /* woken when an event has ended */
 };
 
@@ -139,9 +140,9 @@ struct umem_notify_walk {
 	unsigned long start;
 	unsigned long last;
 	bool sleeps; /* the caller may sleep */
-	unsigned int nr; /* trackers visited since the lock was taken */
+	unsigned int nr; /* the number of trackers visited since the lock was taken */
 	unsigned long key; /* the start of the tracker visited last */
-	u64 serial; /* and its serial number */
+	u64 serial; /* the serial number of the tracker visited last */
 };
 
 /*
@@ -153,13 +154,13 @@ struct umem_notify_queue {
 	struct umem_notify_mm *space;
 	struct ib_device *device;
 	refcount_t refs; /* the context, and the trackers */
-	bool single; /* for one tracker, not for a context */
+	bool single; /* the queue belongs to one tracker, not to a context */
 	struct list_head work; /* trackers that the worker has to visit */
 	struct delayed_work worker;
-	unsigned long next; /* when the worker runs, if @waiting */
-	bool waiting;
+	unsigned long next; /* the time of the worker's next run; only valid if @waiting */
+	bool waiting; /* a run of the worker is planned */
 	u8 doublings; /* how often the delay before the next try was doubled */
-	unsigned long scan_at; /* when the worker suspends idle trackers */
+	unsigned long scan_at; /* the time of the worker's next search for idle trackers */
 	u32 idle; /* the shortest idle time, in jiffies; 0: none */
 };
 
@@ -170,47 +171,49 @@ struct umem_notify_run {
 };
 
 /*
- * The tracker, one for each watched MR. @mutex is taken before mmap_lock and the inode
- * locks. Only system calls wait for @mutex: all other callers use trylock. A field marked "mutex
- * and lock" is written under both locks and read under either. So a trace event or netlink does
- * not wait for a settle that faults pages in.
+ * The tracker. Each watched MR has a tracker. @mutex is taken before mmap_lock and the inode
+ * locks. Only system calls wait for @mutex: all other callers use trylock.
+ *
+ * [lock] marks a field that the lock of the address space protects. A field marked [both] is
+ * written under this lock and @mutex together, and is read under either. So a trace event or
+ * netlink does not wait for a settle that faults pages in.
  *
  * An unmap may visit 10,000 trackers in a row. So the fields that an unmap uses come first:
  * reading @umem, for example, costs another cache line.
  */
 struct ib_umem_notify {
-	struct interval_tree_node range; /* lock */
-	u64 serial; /* lock: trackers with the same start are in the order of this number */
+	struct interval_tree_node range; /* [lock] */
+	u64 serial; /* [lock] trackers with the same start are in the order of this number */
 
-	u8 state; /* lock */
-	bool mutex_wanted; /* a caller waits for @mutex: the worker releases it soon */
-	bool armed : 1; /* mutex and lock: an event may make it INVALID */
-	bool revoked : 1; /* mutex and lock: the pages are unpinned */
-	bool refused : 1; /* mutex and lock: the driver does not revoke it */
-	bool reclaim : 1; /* mutex and lock: the VM may take the pages of an idle MR */
-	bool held : 1; /* mutex and lock: the driver is busy with the MR */
-	bool quiet : 1; /* mutex and lock: the end of the tracker does not set INVALID */
-	bool exclusive : 1; /* lock: a device once had exclusive access to a page */
-	bool written : 1; /* lock: the word was in use during an event that may be MADV_FREE */
-	bool reserved : 1; /* lock: a task will retire it, by @link or @task_work */
-	u8 refs : 7; /* lock: of the umem, of each visit, of the task that reserved it */
-	u16 word; /* lock: offset in @word_page */
-	u16 lru_hash; /* lock: hash of the application's bits at the last scan that found a use */
-	u32 lru_time; /* lock: the time of this scan, in jiffies */
-	u32 idle; /* lock: suspend after so many jiffies without use; 0: never */
+	u8 state; /* [lock] */
+	bool mutex_wanted; /* a caller waits for @mutex, which the worker has to release soon */
+	bool armed : 1; /* [both] an event may make the tracker INVALID */
+	bool revoked : 1; /* [both] the pages are unpinned */
+	bool refused : 1; /* [both] the driver does not revoke the MR */
+	bool reclaim : 1; /* [both] the VM may take the pages of an idle MR */
+	bool held : 1; /* [both] the driver is busy with the MR */
+	bool quiet : 1; /* [both] the end of the tracker does not set INVALID */
+	bool exclusive : 1; /* [lock] a device has had exclusive access to a page */
+	bool written : 1; /* [lock] the word was in use during an event that may be MADV_FREE */
+	bool reserved : 1; /* [lock] a task uses @link or @task_work, and will retire the tracker */
+	u8 refs : 7; /* [lock] references of the umem, each visit, and the task that reserved it */
+	u16 word; /* [lock] the offset of the word in @word_page */
+	u16 lru_hash; /* [lock] hash of the application's bits at the last scan that found a use */
+	u32 lru_time; /* [lock] the time of the scan that set @lru_hash, in jiffies */
+	u32 idle; /* [lock] suspend after so many jiffies without use; 0: never */
 	struct umem_notify_queue *queue;
-	struct umem_notify_word_page *word_page; /* lock; NULL: there is no word */
-	u64 in_use; /* lock: bits of the word that count its users */
-	struct umem_notify_suspects suspects; /* lock */
+	struct umem_notify_word_page *word_page; /* [lock] NULL if there is no word */
+	u64 in_use; /* [lock] the bits of the word that count its users */
+	struct umem_notify_suspects suspects; /* [lock] */
 	union {
-		struct list_head link; /* lock: of its queue, or of a caller's list */
+		struct list_head link; /* [lock] the link in the queue, or in a caller's list */
 		struct callback_head task_work; /* while @reserved */
 	};
 
 	struct ib_umem *umem; /* NULL until the pages are pinned; the lock protects it until then */
-	struct ib_mr *mr; /* mutex and lock; NULL: the tracker is not armed, and can't be retired */
+	struct ib_mr *mr; /* [both] NULL if the tracker is not armed, and so can't be retired */
 	struct mutex mutex;
-	struct list_head lru; /* the list's lock, see umem_notify_reclaim.c */
+	struct list_head lru; /* protected by the lock of the list in umem_notify_reclaim.c */
 };
 
 /* Debugging and PREEMPT_RT enlarge the locks. */

@@ -45,17 +45,17 @@
 
 #include "umem_notify.h"
 
-/* Pages that one walk of the page tables compares. */
+/* One walk of the page tables compares this number of pages. */
 #define CHECK_BATCH 32
-/* Pages that are compared under one hold of a lock. */
+/* A lock is released after this number of pages. */
 #define LOCK_BATCH 512
 /*
- * The number of faults for a page that is absent again after a fault. Reclaim may have taken the
- * page. But some mappings have pages that can't be pinned: such a page is absent after each fault.
+ * A page that is absent again after a fault is faulted in this many times. Reclaim may have taken
+ * the page. But some mappings have pages that can't be pinned, and are absent after each fault.
  */
 #define MOST_FAULTS 8
 
-/* Result of check_locked(): compare again with mmap_lock held for writing, see unlock_mm(). */
+/* check_locked() asks to compare again with mmap_lock held for writing (see unlock_mm()). */
 #define ASK_ALONE 2
 
 /* Iterates over the pinned pages, starting at an address. */
@@ -84,9 +84,9 @@ static struct page *pinned_iter_next(struct pinned_iter *iter)
 }
 
 /*
- * Returns how many of the mapped pages are the pinned pages, up to the first difference. Marks
- * these pages dirty: the event may have been MADV_FREE, and the device continues to write
- * (umem_notify_retire.c).
+ * Compares mapped pages (@pages) with pinned pages (@iter), and returns the number of equal pages
+ * before the first difference. Marks the equal pages dirty, because the event may have been
+ * MADV_FREE, and the device continues to write (umem_notify_retire.c).
  */
 static long same_pages(struct pinned_iter *iter, struct page **pages, long nr)
 {
@@ -112,7 +112,7 @@ static bool is_shared_hugetlb(const struct vm_area_struct *vma)
 }
 
 /*
- * Compares shared memory that is not mapped: moves @iter over the pages that the file still has
+ * Compares shared memory that is not mapped. Moves @iter over the pages that the file still has
  * at their offsets. The caller holds mmap_lock, which protects the mapping, and so the file.
  * This function must not wait for the inode's locks, because the task that holds them may wait for
  * a page fault, which needs mmap_lock.
@@ -125,9 +125,9 @@ static bool is_shared_hugetlb(const struct vm_area_struct *vma)
  *                                         parent's wait() returns
  *   fput(): the last one                  [flock, leases and the mount end only now]
  *
- * So the inode's locks are taken by trylock, and mmap_lock is held throughout: the mapping
- * has a reference to the file. If a trylock fails, a system call releases mmap_lock and tries
- * again.
+ * So the inode's locks are taken by trylock, and mmap_lock is held throughout. Then the mapping
+ * keeps its reference to the file. If a trylock fails, a system call releases mmap_lock and
+ * tries again.
  */
 static int check_file(const struct vm_area_struct *vma, struct pinned_iter *iter,
 		      unsigned long end)
@@ -161,10 +161,10 @@ unlock:
 }
 
 /*
- * @alone: mmap_lock is held for writing. PAGEMAP_SCAN and userfaultfd unmap a page of private
- * hugetlb memory for a moment to change its access rights, and hold mmap_lock for reading. So
- * if such a page is absent, check_locked() compares it again with @alone. A page that is
- * absent then, too, is not mapped any more.
+ * @alone says that mmap_lock is held for writing. PAGEMAP_SCAN and userfaultfd unmap a page of
+ * private hugetlb memory for a moment to change its access rights, and hold mmap_lock for
+ * reading. So if such a page is absent, check_locked() compares it again with @alone. If the
+ * page is still absent, it is not mapped any more.
  *
  * PAGEMAP_SCAN and userfaultfd also hold i_mmap_rwsem. Taking i_mmap_rwsem instead of @alone
  * would deadlock:
@@ -189,7 +189,8 @@ static void unlock_mm(struct mm_struct *mm, bool alone)
  * With @alone this function takes the rwsem of mmap_lock directly, because mmap_write_lock() has
  * no trylock. This is safe, because no mapping is changed under the lock.
  *
- * mm_users is not incremented: with mmget() the parent would see the exit of the owner too early:
+ * This function does not increment mm_users. With mmget() the parent would see the exit of the
+ * owner too early:
  *
  *   the worker                            exit of the owner
  *   mmget_not_zero()
@@ -240,10 +241,10 @@ static int fault_back(struct mm_struct *mm, unsigned long addr)
 		return -EINTR;
 	if (!mmget_not_zero(mm))
 		return UMEM_NOTIFY_CHANGED;
-	/* FAULT_FLAG_REMOTE: ignore the protection keys of the calling thread. */
+	/* FAULT_FLAG_REMOTE ignores the protection keys of the calling thread. */
 	ret = fixup_user_fault(mm, addr, FAULT_FLAG_REMOTE, &unlocked);
 	mmput_async(mm);
-	/* 0: the caller compares the page. After -ENOMEM or -EINTR the answer is unknown. */
+	/* After 0 the caller compares the page. After -ENOMEM or -EINTR the answer is unknown. */
 	return !ret || ret == -ENOMEM || ret == -EINTR ? ret : UMEM_NOTIFY_CHANGED;
 }
 
@@ -252,8 +253,8 @@ static int fault_back(struct mm_struct *mm, unsigned long addr)
  * call faults it in and compares again. The worker must not fault the page in, so for the worker
  * the answer is unknown.
  *
- * The page tables of shared hugetlb memory are not walked: GUP takes a lock of the mapping,
- * which an exit may free:
+ * The page tables of shared hugetlb memory are not walked. GUP would take a lock of the mapping
+ * that an exit may free:
  *
  *   the worker                            exit of the owner
  *   mmap_read_trylock()
@@ -265,9 +266,9 @@ static int fault_back(struct mm_struct *mm, unsigned long addr)
  *   down_read() of freed memory
  *
  * A shared mapping maps only pages of its file. So the pinned pages are compared with the pages
- * of the file, as if no page were mapped. A page of the file counts as intact only after it
- * was faulted in, because a hole punch that can't take the lock of a mapping sends an event only
- * if the mapping maps the page:
+ * of the file, as if no page were mapped. If a hole punch can't take the lock of a mapping, it
+ * sends an event only if the mapping maps the page. So a page of the file counts as intact only
+ * after it was faulted in:
  *
  *   the owner drops another page          hole punch
  *   hugetlb_zap_begin(): has the lock
@@ -361,8 +362,8 @@ static int check_locked(struct mm_struct *mm, struct pinned_iter *iter, unsigned
 }
 
 /*
- * Another task holds a lock of a file. This task may wait for a page that the caller's own process
- * has to supply (userfaultfd, FUSE), so the caller waits only until @cmp->until.
+ * Another task holds a lock of a file, and may wait for a page that the caller's own process has
+ * to supply (userfaultfd, FUSE). So the caller waits only until @cmp->until.
  */
 static int wait_for_file(const struct umem_notify_comparison *cmp)
 {
@@ -412,15 +413,18 @@ static int check_run(struct ib_umem *umem, unsigned long start, unsigned long ad
  * @umem: The umem, its pages pinned
  * @start: The address of its first page
  * @shift: Base-2 logarithm of the number of pages in a chunk of the suspect range
- * @cmp: The pages and the caller; @cmp->at is set to the first page not found
- * intact
+ * @cmp: The pages and the caller; @cmp->at is set to the first page that was not found
+ *	 intact
  *
  * Context: Process context, no mm or inode lock held.
  *
- * Return: 0: all are intact. UMEM_NOTIFY_CHANGED: the page @cmp->at is not the pinned page.
- * -EAGAIN: another task holds a lock, try again later. -EOPNOTSUPP: the answer needs a page
- * fault, which only a system call may cause. -EINTR. -ENOMEM: a page fault found no memory, so
- * the answer is unknown.
+ * Return:
+ * * 0: all pages are intact
+ * * UMEM_NOTIFY_CHANGED: the page @cmp->at is not the pinned page
+ * * -EAGAIN: another task holds a lock; the caller has to try again later
+ * * -EOPNOTSUPP: the answer needs a page fault, which only a system call may cause
+ * * -ENOMEM: a page fault found no memory, and the answer is unknown
+ * * -EINTR
  */
 int umem_notify_check(struct ib_umem *umem, unsigned long start, unsigned int shift,
 		      struct umem_notify_comparison *cmp)

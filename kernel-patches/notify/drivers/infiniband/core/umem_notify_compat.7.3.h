@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The differences of Linux 7.3 from 6.12, for which the other files are written.
+ * The other files are written for Linux 6.12. This file has the differences of 7.3.
  */
 #ifndef UMEM_NOTIFY_COMPAT_H
 #define UMEM_NOTIFY_COMPAT_H

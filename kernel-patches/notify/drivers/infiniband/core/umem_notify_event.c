@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The callbacks of the MMU notifier of an address space: an event visits the trackers of
- * its range, before the page tables change.
+ * The callbacks of the MMU notifier of an address space. An event visits the trackers of
+ * its range before the page tables change.
  *
  * A callback takes leaf locks, sets bits, and does not wait. The pages of an unused
  * registration are unpinned soon afterwards, by the process that caused the event:
@@ -91,7 +91,7 @@ static void event_invalid(struct ib_umem_notify *n, const struct mmu_notifier_ra
 
 /*
  * While pages are being pinned, it is unknown whether a page was pinned before or after an UNMAP.
- * So until the MR is armed, an UNMAP only makes the range SUSPECT; arming compares the pages.
+ * So until the MR is armed, an UNMAP only makes the range SUSPECT. Arming compares the pages.
  */
 static void event_changed(struct ib_umem_notify *n, const struct mmu_notifier_range *range)
 {
@@ -120,11 +120,11 @@ static void event_changed(struct ib_umem_notify *n, const struct mmu_notifier_ra
 }
 
 /*
- * @changes: the event may replace pages. @fork: a fork may copy pages next, so idle MRs are
- * unpinned.
+ * @changes says that the event may replace pages. @fork says that a fork may copy pages next: then
+ * idle MRs are unpinned.
  *
- * A CLEAR may have both causes. If a CLEAR suspended a tracker, but did not add to @suspects, the
- * event would be lost:
+ * A CLEAR has both flags. If a CLEAR suspended a tracker, but did not add to @suspects, the event
+ * would be lost:
  *
  *   MADV_DONTNEED of a huge page          another thread
  *   SUSPENDED; still pinned
@@ -189,7 +189,7 @@ static void umem_notify_event_end(struct mmu_notifier *mn, const struct mmu_noti
 		wake_up_all(&space->ended);
 }
 
-/* The end of the address space: it has no users any more, and its memory is freed next. */
+/* The address space has no users any more, and the kernel frees its memory next. */
 static void umem_notify_event_release(struct mmu_notifier *mn, struct mm_struct *mm)
 {
 	struct umem_notify_mm *space = umem_notify_mm_of(mn);

@@ -19,10 +19,10 @@
 
 #include "umem_notify.h"
 
-/* Trackers that a walk visits under one hold of the lock */
+/* A walk visits this number of trackers before it releases the lock. */
 #define WALK_BATCH 64
 
-/* Spaces whose callbacks may still run */
+/* The number of spaces whose callbacks may still run */
 static atomic_t umem_notify_nr_spaces;
 
 /**
@@ -43,9 +43,9 @@ static atomic_t umem_notify_nr_spaces;
  *                                         [word never set: P stays registered]
  *
  * So an event has a slot from its start to its end. The event takes the slot before it
- * searches the tree. A tracker is inserted, and checks the slots, under one hold of the
- * lock. So either the event sees the tracker, or the tracker sees the event and starts
- * as SUSPECT.
+ * searches the tree. umem_notify_create() inserts a tracker and checks the slots, and
+ * holds the lock during both steps. So either the event finds the tracker in the tree,
+ * or the event has a slot and the tracker starts as SUSPECT.
  *
  * An event that finds no free slot counts as an event of all pages.
  */
@@ -71,8 +71,9 @@ void umem_notify_mm_begin(struct umem_notify_mm *space, unsigned long start,
  * @start: As for umem_notify_mm_begin()
  * @last: As for umem_notify_mm_begin()
  *
- * If two events have the same arguments, it does not matter which slot is freed. The mm
- * calls the end for each start that succeeded, and umem_notify_event_start() always succeeds.
+ * If two events have the same arguments, it does not matter which slot is freed. Each event
+ * ends with this call: the mm reports the end of an event if the start callback succeeded, and
+ * umem_notify_event_start() always succeeds.
  */
 void umem_notify_mm_end(struct umem_notify_mm *space, unsigned long start,
 			unsigned long last)
@@ -93,7 +94,7 @@ void umem_notify_mm_end(struct umem_notify_mm *space, unsigned long start,
 }
 
 /**
- * umem_notify_mm_changes - Is an event in progress that may replace pages there?
+ * umem_notify_mm_changes - Is an event in progress that may replace pages of the range?
  * @space: The address space, its lock held
  * @start: The first address
  * @last: The last address
@@ -185,7 +186,7 @@ static struct interval_tree_node *space_after(struct umem_notify_mm *space,
 /**
  * umem_notify_mm_next - The next tracker of a walk
  * @space: The address space, its lock held
- * @walk: The walk: its range, and @sleeps
+ * @walk: The walk, with its range and @sleeps set
  * @n: The tracker visited last; NULL at the beginning, or if the caller has released the
  *     lock since
  *
@@ -262,15 +263,15 @@ static void space_register(struct work_struct *work)
  * umem_notify_mm_get - The space of the current process
  * @ops: The callbacks of its MMU notifier
  *
- * The first call for an address space calls mm_take_all_locks(). This function gives up if
- * the calling task has to do something before it returns to user mode (a signal, io_uring
+ * The first call for an address space calls mm_take_all_locks(). mm_take_all_locks() gives up
+ * if the calling task has to do something before it returns to user mode (a signal, io_uring
  * work, the freezer, a debugger). If the address space has many mappings, taking all locks
- * takes long, and frequent signals would make each call fail. So a kworker makes the call,
- * because a kworker gets no signals.
+ * takes long, and frequent signals would make each call fail. A kworker gets no signals. So
+ * a kworker makes the call.
  *
  * Context: Process context, no mm lock held.
  *
- * Return: The space, which the caller gives to umem_notify_mm_put();
+ * Return: The space, which the caller has to give to umem_notify_mm_put(), or
  * ERR_PTR(-ENOMEM).
  */
 struct umem_notify_mm *umem_notify_mm_get(const struct mmu_notifier_ops *ops)

@@ -49,7 +49,7 @@
 #define MOST_DOUBLINGS 7
 #define REST 100
 
-/* @delay: in jiffies; 0: immediately, even if the workers rest */
+/* @delay is in jiffies. If @delay is 0, the worker runs immediately, even if the workers rest. */
 static void queue_wake(struct umem_notify_queue *q, unsigned long delay)
 {
 	unsigned long when = jiffies + delay;
@@ -119,9 +119,9 @@ void umem_notify_queue_retire(struct ib_umem_notify *n)
 }
 
 /*
- * Compares the pages of a SUSPECT tracker. If the tracker is idle and can be restored, suspends it
- * instead: the event may have been MADV_FREE, and the kernel does not see the next use of a
- * registration whose word is 0. Returns true if the worker has to try again.
+ * Compares the pages of a SUSPECT tracker, or suspends the tracker if it is idle and can be
+ * restored. The event may have been MADV_FREE: if the word became 0 instead of SUSPENDED, the
+ * kernel would not see the next use. Returns true if the worker has to try again.
  */
 static bool queue_compare(struct ib_umem_notify *n, struct umem_notify_run *run)
 {
@@ -142,8 +142,8 @@ static bool queue_compare(struct ib_umem_notify *n, struct umem_notify_run *run)
 /**
  * umem_notify_queue_visit - Retire a tracker now
  * @n: The tracker; may be freed. Its space's lock is held, released, and taken again
- * @run: The worker's run, which also compares the pages of a SUSPECT tracker; NULL if the
- *	 caller is not the worker
+ * @run: The run of the worker, which also compares the pages of a SUSPECT tracker; NULL for
+ *	 all other callers
  *
  * If another task has the tracker's mutex, the worker tries again.
  *
@@ -335,7 +335,7 @@ free:
  *
  * Context: Process context, no mm lock held.
  *
- * Return: The queue, which the caller gives to umem_notify_queue_put(), or
+ * Return: The queue, which the caller has to give to umem_notify_queue_put(), or
  * ERR_PTR(-ENOMEM).
  */
 struct umem_notify_queue *umem_notify_queue_get(struct ib_ucontext *context,

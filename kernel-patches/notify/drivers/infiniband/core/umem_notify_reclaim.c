@@ -10,8 +10,8 @@
  * other pages of the process. Settling pins the pages that the range maps at that time,
  * and gives them to the device under the same keys.
  *
- * If the device's revoke does not sleep, the shrinker revokes and unpins: both take no
- * lock that a task in reclaim may hold. If the revoke sleeps, the worker revokes and
+ * If the device's revoke does not sleep, the shrinker revokes and unpins: these steps take
+ * no lock that a task in reclaim may hold. If the revoke sleeps, the worker revokes and
  * unpins.
  *
  * The shrinker skips a registration that was used since the last scan. If the word of a
@@ -41,7 +41,7 @@
 
 /* The number of registrations from which the pages of the whole list are estimated */
 #define SAMPLE 32
-/* The shrinker itself unpins a registration of another process up to this size, in pages. */
+/* The size in pages up to which the shrinker itself unpins a registration of another process */
 #define MOST_OF_OTHERS 1024
 
 static struct kmem_cache *trackers;
@@ -58,9 +58,9 @@ struct shrink_walk {
 };
 
 /*
- * Does the caller unpin the pages itself? Yes, if the tracker belongs to the caller's process, if
- * the caller's process is in the memory cgroup that is short of memory, or if the pages are few.
- * Unpinning 64 GiB takes long, so a process should not unpin for another process.
+ * Does the caller unpin the pages itself? Unpinning 64 GiB takes long, so a process should not
+ * unpin for another process. There are two exceptions: the pages are few, or the caller's process
+ * is in the memory cgroup that is short of memory.
  */
 static bool shrink_retires(const struct ib_umem_notify *n, const struct shrink_control *sc)
 {
@@ -106,7 +106,7 @@ static enum lru_status shrink_one(struct list_head *item,
 	walk->scanned += gone ? 1 : umem_notify_pages(n);
 	walk->waits |= !gone && !n->held && n->state & SUSPENDED && shrink_retires(n, walk->sc);
 	if (n->state & INVALID && !n->held && !umem_notify_is_used(n))
-		umem_notify_queue_add(n, 0); /* the worker would come later */
+		umem_notify_queue_add(n, 0); /* the worker visits it now instead of later */
 	if (!gone && !shrink_suspend(n, walk))
 		return LRU_ROTATE;
 	list_lru_isolate(list, item);
@@ -127,7 +127,7 @@ static enum lru_status sample_one(struct list_head *item,
 
 UMEM_NOTIFY_WALK(sample_one)
 
-/* Counts pages: a registration of 1 GiB must count more than a registration of 4 KiB. */
+/* Counts pages, because a registration of 1 GiB must count more than a registration of 4 KiB. */
 static unsigned long count_idle(struct shrinker *s, struct shrink_control *sc)
 {
 	unsigned long nr = list_lru_shrink_count(&idle, sc);
@@ -189,7 +189,7 @@ void umem_notify_lru_add(struct ib_umem_notify *n)
 
 /**
  * umem_notify_lru_del - From now on the VM does not take the pages of a tracker
- * @n: The tracker, its mutex held, or about to end
+ * @n: The tracker; its mutex is held, or it is about to end
  *
  * The tracker may be SUSPENDED when this returns.
  */
@@ -259,9 +259,9 @@ static void end_suspension(struct ib_umem_notify *n)
 
 /**
  * umem_notify_restore - Give a suspended registration pages again
- * @n: The tracker, its mutex held by a system call of its owner; not @held
+ * @n: The tracker; a system call of its owner holds @mutex, and @held is not set
  *
- * Return: 0: the tracker is not SUSPENDED any more. If the pages that the range maps
+ * Return: 0 if the tracker is not SUSPENDED any more. If the pages that the range maps
  * can't be pinned, the tracker is INVALID. After -ENOMEM (also: RLIMIT_MEMLOCK), -EINTR or
  * -EAGAIN the tracker is still SUSPENDED.
  */
@@ -332,7 +332,7 @@ int ib_umem_notify_init(void)
 	}
 	shrinker->count_objects = count_idle;
 	shrinker->scan_objects = shrink_idle;
-	/* The same as for the page cache: getting the pages back costs as much. */
+	/* As for the page cache, because getting the pages back costs as much. */
 	shrinker->seeks = 2 * DEFAULT_SEEKS;
 	shrinker_register(shrinker);
 	return 0;

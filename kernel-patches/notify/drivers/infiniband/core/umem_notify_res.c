@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * MR notification in "rdma resource show mr -dd": attributes in the table for drivers,
- * which any iproute2 prints.
+ * "rdma resource show mr -dd" shows MR notification by attributes in the table for drivers.
+ * Any iproute2 prints these attributes.
  */
 
 #include <net/netlink.h>
@@ -10,7 +10,7 @@
 
 #include "umem_notify.h"
 
-/* The space's lock is held. */
+/* The caller holds the space's lock. */
 static const char *res_state(const struct ib_umem_notify *n)
 {
 	if (n->state & SUSPENDED)
@@ -31,7 +31,7 @@ static const char *res_state(const struct ib_umem_notify *n)
  * the MR. Adds no attribute for an MR without a tracker.
  *
  * A u32 is enough: ib_umem_get() pins at most U32_MAX pages. A u64 would need a padding
- * attribute on some architectures, which iproute2 would print as the value.
+ * attribute on some architectures, and iproute2 would print the padding as the value.
  *
  * Return: 0 or -EMSGSIZE.
  */

@@ -68,7 +68,7 @@
 #include "umem_notify_compat.h"
 #include "umem_notify_trace.h"
 
-/* May the call succeed later? (A window is bound, the device is in reset, memory is short.) */
+/* May the call succeed later, for example if a window is bound, or the device is in reset? */
 static bool is_temporary(int err)
 {
 	return err && err != -EOPNOTSUPP && err != -EIO;
@@ -161,8 +161,8 @@ static int revoke(struct ib_umem_notify *n)
  * umem_notify_take_word - Take the word from a tracker
  * @n: The tracker, its space's lock held
  *
- * Return: The word's page, which the caller gives to umem_notify_word_put(), or
- * NULL.
+ * Return: The word's page, which the caller has to give to umem_notify_word_put(),
+ * or NULL.
  */
 struct umem_notify_word_page *umem_notify_take_word(struct ib_umem_notify *n)
 {
@@ -188,7 +188,8 @@ static void retire_word(struct ib_umem_notify *n)
  * umem_notify_retire - Revoke and unpin a tracker that is INVALID or SUSPENDED
  * @n: The tracker, its mutex held
  *
- * An INVALID tracker also releases its word, unless the word is in use.
+ * An INVALID tracker also releases its word. But if the driver can revoke and the word is
+ * in use, the revoke and the release of the word have to wait.
  *
  * Return: true if the caller has to try again, because the word is in use, or the
  * driver failed for the moment.
@@ -221,7 +222,7 @@ bool umem_notify_retire(struct ib_umem_notify *n)
 	}
 	if (n->revoked)
 		return false;
-	/* The revoke failed, so the driver's state of the MR is unknown: don't restore it. */
+	/* After a failed revoke the driver's state of the MR is unknown: don't restore the MR. */
 	guard(umem_notify)(n);
 	umem_notify_mark_invalid(n);
 	return true;

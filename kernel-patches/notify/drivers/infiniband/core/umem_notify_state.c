@@ -7,7 +7,7 @@
  *  SUSPECT    The pages in @suspects may have changed. Settling compares the mapped pages
  *             with the pinned pages. If all are the same, the new state is 0. Otherwise
  *             the new state is INVALID.
- *  SUSPENDED  The tracker was idle, and the VM has unpinned its pages, or is about to
+ *  SUSPENDED  The tracker was idle, and the VM has unpinned its pages or will unpin them
  *             (umem_notify_reclaim.c). Settling pins the pages that the range maps at
  *             that time. The new state is 0 or SUSPECT. If the pages can't be pinned,
  *             the new state is INVALID.
@@ -17,8 +17,8 @@
  * An event raises the state in mmu_notifier_invalidate_range_start(): before the page
  * tables change, and before the system call returns. UNMAP and RELEASE certainly change
  * the pages. CLEAR and MIGRATE may leave the pages mapped (splitting a huge page is also a
- * CLEAR). mprotect() of a large range is also an event that may leave the pages mapped: it
- * may unmap shared page tables of hugetlb memory.
+ * CLEAR). mprotect() of a large range may unmap shared page tables of hugetlb memory. So it
+ * is also an event, and may also leave the pages mapped.
  */
 
 #include <linux/log2.h>
@@ -28,10 +28,10 @@
 #include "umem_notify.h"
 #include "umem_notify_trace.h"
 
-/* How often one settle compares while events continue. The next settle compares the rest. */
+/* If events continue, a settle makes this number of passes. The next settle compares the rest. */
 #define MOST_ROUNDS 2
 
-/* Base-2 logarithm of the pages in a chunk: the smallest chunk so that 64 chunks cover the range */
+/* Base-2 logarithm of the pages in a chunk. 64 of the smallest possible chunks cover the range. */
 static unsigned int shift_of(const struct ib_umem_notify *n)
 {
 	return max(order_base_2(umem_notify_pages(n)), 6) - 6;
@@ -134,8 +134,8 @@ void umem_notify_mark_suspect(struct ib_umem_notify *n, unsigned long start,
 
 /*
  * Takes the suspect pages (@suspects) from the tracker, after all their events have ended. A system
- * call waits for the events. Returns 1; 0 if the tracker is not SUSPECT; -EAGAIN if events are
- * still in progress; -EINTR.
+ * call waits for the events. Returns 1 after it took the pages, 0 if the tracker is not SUSPECT,
+ * -EAGAIN if events are still in progress, or -EINTR.
  *
  * Comparing before @suspects is cleared would lose a later event:
  *
@@ -212,7 +212,7 @@ static bool conclude(struct ib_umem_notify *n, int verdict,
 	unsigned int shift = shift_of(n);
 
 	guard(umem_notify)(n);
-	/* The tracker became INVALID or SUSPENDED during the comparison: the caller retires it. */
+	/* If the tracker became INVALID or SUSPENDED meanwhile, the caller retires it. */
 	if (n->state != SUSPECT)
 		return true;
 	if (!verdict) {
@@ -237,8 +237,8 @@ static bool conclude(struct ib_umem_notify *n, int verdict,
  * Turns SUSPECT into 0 or INVALID.
  *
  * The first pass compares the pages of all events before the call. The second pass compares the
- * pages of the events during the first pass. There are no more passes, so that a call ends. Two
- * passes usually clear SUSPECT.
+ * pages of the events during the first pass. Two passes usually clear SUSPECT. There is no third
+ * pass, because a call must end even if events never stop.
  */
 static int verify(struct ib_umem_notify *n, int patience)
 {
@@ -271,8 +271,11 @@ static int verify(struct ib_umem_notify *n, int patience)
  * @n: The tracker, its mutex held
  * @patience: How long to wait: UMEM_NOTIFY_PATIENCE, 0, or UMEM_NOTIFY_WORKER
  *
- * Return: 0; -EAGAIN: events are in progress or another task holds a lock, and the
- * tracker is still SUSPECT; -EINTR, -ENOMEM.
+ * Return:
+ * * 0
+ * * -EAGAIN: the tracker is still SUSPECT, because events are in progress or another task
+ *   holds a lock
+ * * -EINTR or -ENOMEM
  */
 int umem_notify_verify(struct ib_umem_notify *n, int patience)
 {

@@ -55,7 +55,7 @@ void umem_notify_count(struct ib_device *device, enum ib_mr_notify_stat stat,
 /**
  * ib_mr_notify_read_stats - The counters of a device, for its get_hw_stats()
  * @device: The device
- * @values: Filled: IB_MR_NOTIFY_STATS numbers, by enum ib_mr_notify_stat
+ * @values: The array to fill, with an element for each enum ib_mr_notify_stat
  */
 void ib_mr_notify_read_stats(struct ib_device *device, u64 *values)
 {

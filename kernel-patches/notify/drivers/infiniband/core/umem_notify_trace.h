@@ -78,7 +78,7 @@ DECLARE_EVENT_CLASS(mr_notify,
 MR_NOTIFY_EVENT(mr_notify_arm);
 /* A call disarmed the MR, or the registration ended. */
 MR_NOTIFY_EVENT(mr_notify_disarm);
-/* The context was closed or the device was removed, for example: the word says INVALID. */
+/* The word says INVALID, for example because the context was closed. */
 MR_NOTIFY_EVENT(mr_notify_gone);
 /* The MR was idle, and the VM wanted its pages. */
 MR_NOTIFY_EVENT(mr_notify_suspend);

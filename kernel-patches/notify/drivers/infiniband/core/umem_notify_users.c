@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Whether a registration has users, which its word counts (@in_use), and the suspension of
- * a registration without users.
+ * The functions of this file check whether the word of a registration counts users (@in_use),
+ * and suspend a registration without users.
  *
  * Using a registration changes no list. A scan detects that the registration was used,
  * because the application's bits of the word have changed since the last scan.
@@ -67,7 +67,7 @@ bool umem_notify_is_idle(const struct ib_umem_notify *n)
 /**
  * umem_notify_unused_for - Was a registration unused for some time?
  * @n: The tracker, its space's lock held; it has a word
- * @time: How long before this scan, in jiffies
+ * @time: The time before this scan, in jiffies
  *
  * The time of a use is the time of the first scan after the use.
  */

@@ -47,23 +47,23 @@
 
 struct umem_notify_listener {
 	struct umem_notify_word_page *counter; /* the page of the counter, or NULL */
-	unsigned int offset; /* of the counter in this page */
-	struct eventfd_ctx *event; /* or NULL */
+	unsigned int offset; /* the offset of the counter in this page */
+	struct eventfd_ctx *event; /* NULL if there is no eventfd */
 	bool due; /* @event has to be signalled; set once, before the MR is retired */
 };
 
 struct umem_notify_word_page {
-	struct rb_node node; /* of its tree, by @page */
+	struct rb_node node; /* in the tree, which is sorted by @page */
 	struct page *page;
-	struct mm_struct *mm; /* charged for the pin */
-	DECLARE_BITMAP(used, WORDS); /* the tree's lock */
-	u32 *counters; /* the tree's lock: the number of MRs of each counter; NULL: only words */
-	struct umem_notify_listener **listeners; /* of each word; NULL: no word has a listener */
+	struct mm_struct *mm; /* the address space that is charged for the pin */
+	DECLARE_BITMAP(used, WORDS); /* protected by the tree's lock */
+	u32 *counters; /* MRs of each counter; NULL: only words. Protected by the tree's lock */
+	struct umem_notify_listener **listeners; /* of each word; NULL if there is no listener */
 };
 
 #define TREE_BITS 6
 
-/* Process context only. There are many trees, so that processes can arm at the same time. */
+/* For process context only. There are many trees, so that processes can arm at the same time. */
 static struct word_tree {
 	spinlock_t lock; /* a leaf */
 	struct rb_root root;
@@ -279,10 +279,13 @@ static int add_listener(struct umem_notify_word_page *page, unsigned int offset,
  * umem_notify_word_get - Take a word of the current process, and its listener
  * @how: The word, a counter and an eventfd
  *
- * Return: The pinned page of the word; the caller gives it to umem_notify_word_put(). Or
- * ERR_PTR(): -EBUSY if another MR uses the word, or if the counter is the word of an MR,
- * -EFAULT if an address can't be written or pinned, -ENOMEM if memory or RLIMIT_MEMLOCK
- * is exhausted, -EINTR, -EBADF, -EINVAL if the file is no eventfd.
+ * Return: The pinned page of the word, which the caller has to give to
+ * umem_notify_word_put(), or ERR_PTR():
+ * * -EBUSY: another MR uses the word, or the counter is the word of an MR
+ * * -EFAULT: an address can't be written or pinned
+ * * -ENOMEM: memory or RLIMIT_MEMLOCK is exhausted
+ * * -EINVAL: the file is not an eventfd
+ * * -EINTR, -EBADF
  */
 struct umem_notify_word_page *umem_notify_word_get(const struct umem_notify_arming *how)
 {
@@ -324,7 +327,7 @@ static atomic64_t *word_at(const struct umem_notify_word_page *page, unsigned in
 {
 	if (!page || is_page_hwpoison(page->page))
 		return NULL;
-	return page_address(page->page) + offset; /* there is no highmem with 64 bits */
+	return page_address(page->page) + offset; /* 64-bit kernels have no highmem */
 }
 
 /**

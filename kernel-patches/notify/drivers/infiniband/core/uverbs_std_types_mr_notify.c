@@ -15,7 +15,7 @@
 #include "umem_notify.h"
 #include "uverbs.h"
 
-/* Limits of the idle time: a shorter time would keep the worker busy. */
+/* The limits of the idle time. A shorter time would keep the worker busy. */
 #define LEAST_IDLE_MS 20U
 #define MOST_IDLE_MS (1000U * MSEC_PER_SEC)
 
@@ -47,7 +47,7 @@ static int read_optional(void *to, size_t size, const struct uverbs_attr_bundle 
 	return uverbs_attr_is_valid(attrs, id) ? _uverbs_copy_from(to, attrs, id, size) : 0;
 }
 
-/* @idle_ms: the idle time if the application does not set one */
+/* @idle_ms is the idle time if the application sets no idle time. */
 static int read_arming(struct umem_notify_arming *how, const struct uverbs_attr_bundle *attrs,
 		       const struct arming_ids *ids, u32 idle_ms)
 {
@@ -97,7 +97,7 @@ static int UVERBS_HANDLER(UVERBS_METHOD_MR_NOTIFY_ARM)(struct uverbs_attr_bundle
 		   0);
 }
 
-/* Declares a method, or attributes, with the arming attributes at the end. */
+/* Declares a method or a list of attributes. The arming attributes come last. */
 #define DECLARE_ARMING(declare, method, word_is, ...)                                              \
 	declare(__VA_ARGS__,                                                                       \
 		UVERBS_ATTR_PTR_IN(UVERBS_ATTR_MR_NOTIFY_##method##_WORD, UVERBS_ATTR_TYPE(u64),   \
@@ -174,7 +174,7 @@ int ib_mr_notify_command(u32 command, const struct uverbs_attr_bundle *attrs)
  * @mr: The MR; no other thread can find its uobject yet
  * @attrs: The attributes of its registration
  *
- * Return: 0, or an error as for the arm method: the registration fails with this
+ * Return: 0, or an error of the arm method. The registration fails with the same
  * error.
  */
 int ib_mr_notify_reg(struct ib_mr *mr, struct uverbs_attr_bundle *attrs)

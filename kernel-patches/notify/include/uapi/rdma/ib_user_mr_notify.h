@@ -28,15 +28,15 @@ enum uverbs_attrs_mr_notify_arm_ids {
 	/*
 	 * u64, optional: the bits of the word that count its users. The kernel
 	 * sets INVALID whether the word has users or not, but the device keeps
-	 * the pages while one of these bits is set. EINVAL if 0, or if a bit
-	 * belongs to the kernel.
+	 * the pages while one of these bits is set. EINVAL if the value is 0, or
+	 * has a bit that belongs to the kernel.
 	 */
 	UVERBS_ATTR_MR_NOTIFY_ARM_IN_USE,
 	/*
-	 * u32, optional: the idle time T in milliseconds. The kernel suspends the registration
-	 * T to 2 T after its last use; 0 or missing: never.
-	 * Values below 20 ms and above 1000 s are rounded to these limits. EINVAL for a
-	 * time other than 0 without IB_UVERBS_MR_NOTIFY_ARM_RECLAIM.
+	 * u32, optional: the idle time in milliseconds. The kernel suspends the registration
+	 * one to two idle times after its last use. If the value is 0 or missing, there is no
+	 * idle time. Values below 20 ms and above 1000 s are rounded to these limits. EINVAL if
+	 * the value is not 0 and IB_UVERBS_MR_NOTIFY_ARM_RECLAIM is missing.
 	 */
 	UVERBS_ATTR_MR_NOTIFY_ARM_IDLE_MS,
 	/*
@@ -45,7 +45,10 @@ enum uverbs_attrs_mr_notify_arm_ids {
 	 * word of this MR, EBUSY if it is the word of another MR.
 	 */
 	UVERBS_ATTR_MR_NOTIFY_ARM_CHANGES,
-	/* An eventfd(2), optional: the kernel adds 1 soon after INVALID. EBADF, EINVAL. */
+	/*
+	 * Optional: an eventfd(2). The kernel adds 1 soon after it has set INVALID. EBADF if the
+	 * file is not open, EINVAL if the file is not an eventfd.
+	 */
 	UVERBS_ATTR_MR_NOTIFY_ARM_EVENT_FD,
 };
 
@@ -86,8 +89,8 @@ enum uverbs_attrs_mr_notify_reg_ids {
 enum ib_uverbs_mr_notify_arm_flags {
 	/*
 	 * While all IN_USE bits are 0, the kernel may take the pages back
-	 * (SUSPENDED). EINVAL without IN_USE bits, EOPNOTSUPP if the device
-	 * can't be revoked.
+	 * (SUSPENDED). EINVAL if there are no IN_USE bits, EOPNOTSUPP if the
+	 * device can't be revoked.
 	 */
 	IB_UVERBS_MR_NOTIFY_ARM_RECLAIM = 1 << 0,
 	IB_UVERBS_MR_NOTIFY_ARM_SUPPORTED_FLAGS =
@@ -101,10 +104,10 @@ enum ib_uverbs_mr_notify_arm_flags {
 enum ib_uverbs_mr_notify_bits {
 	/* Final: the range no longer maps the pages that were registered. */
 	IB_UVERBS_MR_NOTIFY_INVALID = 1 << 0,
-	/* The range may no longer map these pages: the settle method compares. */
+	/* The range may no longer map these pages. The settle method compares them. */
 	IB_UVERBS_MR_NOTIFY_SUSPECT = 1 << 1,
 	/*
-	 * The registration was idle, and the kernel unpinned its pages: the
+	 * The registration was idle, and the kernel unpinned its pages. The
 	 * settle method pins the pages that the range maps at that time.
 	 */
 	IB_UVERBS_MR_NOTIFY_SUSPENDED = 1 << 2,

@@ -51,8 +51,8 @@ static bool rxe_sges_fit(const struct rxe_dma_info *dma)
 }
 
 /*
- * Copy the data or SGEs that follow the struct of the request. False if the
- * request is invalid.
+ * Copy the data or SGEs that follow the struct of the request. Return: false if
+ * the request is invalid.
  */
 static bool rxe_take_send_data(const struct rxe_qp *qp,
 			       struct rxe_send_wqe *wqe,
@@ -64,7 +64,7 @@ static bool rxe_take_send_data(const struct rxe_qp *qp,
 
 	if (!wqe->mask)
 		return false;
-	/* these have no data; a FLUSH is for memory of the peer */
+	/* a local operation has no data; a FLUSH is for memory of the peer */
 	if (wqe->mask & (WR_LOCAL_OP_MASK | WR_FLUSH_MASK))
 		return true;
 
@@ -128,12 +128,13 @@ struct rxe_send_wqe *rxe_take_send_wqe(struct rxe_qp *qp)
 
 /**
  * rxe_take_recv_wqe - Copy a receive request out of a ring
- * @qp: The queue pair whose responder uses it
+ * @qp: The queue pair whose responder uses the request
  * @rq: The receive queue
  * @wqe: The request in the ring
  *
- * Return: 0, and qp->resp.wqe is an unused copy; -EINVAL if the request is
- * invalid.
+ * After success qp->resp.wqe is an unused copy.
+ *
+ * Return: 0, or -EINVAL if the request is invalid.
  */
 int rxe_take_recv_wqe(struct rxe_qp *qp, const struct rxe_rq *rq,
 		      const struct rxe_recv_wqe *wqe)

@@ -10,7 +10,7 @@
  *   follows sge[999]
  *
  * So rxe copies a request once, when it starts the request, and checks the copy.
- * The copy also holds the progress; rxe does not read the request in the ring
+ * The copy also holds the progress. rxe does not read the request in the ring
  * again.
  *
  * The copies of a send queue are in sq.wqes, at the same index as in the ring. All

@@ -68,7 +68,7 @@ static bool is_in_error(struct ib_mr *ibmr)
  * Context: Process context; waits for the work request.
  *
  * Return: 0 if the device does no more DMA to the pages; -EBUSY in the error
- * state of the device. After any other error the MR may be usable or not.
+ * state of the device. After any other error it is unknown if the MR is usable.
  */
 int mlx5_ib_revoke_user_mr(struct ib_mr *ibmr)
 {

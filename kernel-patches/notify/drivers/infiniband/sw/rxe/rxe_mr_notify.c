@@ -61,8 +61,8 @@ int rxe_revoke_user_mr(struct ib_mr *ibmr)
  * rxe_restore_user_mr - Let a revoked MR use the current pages of its umem
  * @ibmr: A user MR, with as many pages as before
  *
- * No copy reads page_info while the MR is revoked, so page_info is filled without
- * the lock.
+ * While the MR is revoked, rxe copies nothing from or to the MR. So this function
+ * fills page_info without the lock.
  *
  * Context: Process context.
  *

@@ -98,8 +98,8 @@ int siw_revoke_user_mr(struct ib_mr *ibmr)
  * siw_restore_user_mr - Let a revoked MR use the current pages of its umem
  * @ibmr: A user MR, with as many pages as before
  *
- * No copy reads the list of pages while the MR is revoked, so the list is filled
- * without the lock.
+ * While the MR is revoked, siw copies nothing from or to the MR. So this function
+ * fills the list of pages without the lock.
  *
  * Context: Process context.
  *

@@ -15,26 +15,26 @@
  */
 struct rxe_mem_pool {
 	struct kref		ref;
-	struct mm_struct	*mm;		/* grabbed */
+	struct mm_struct	*mm;		/* held by mmgrab() */
 	struct pid		*process;	/* the registering process */
-	struct mutex		start_lock;	/* only one MR makes the first thread */
+	struct mutex		start_lock;	/* lets one MR make the first thread */
 
-	/* under rxe_mem_lock */
-	struct list_head	list;		/* in rxe_mem_pools while open */
+	/* rxe_mem_lock protects all other fields. */
+	struct list_head	list;		/* in rxe_mem_pools until @closed */
 	unsigned int		mrs;
-	unsigned int		count;		/* threads, and threads being made */
+	unsigned int		count;		/* of threads, also while they are made */
 	bool			closed;		/* the last MR or the process ended */
-	struct list_head	threads;	/* sorted by age of their faults */
-	struct list_head	faults;		/* waiting for a thread */
-	struct list_head	kept;		/* done, with a page */
+	struct list_head	threads;	/* sorted by the age of their faults */
+	struct list_head	faults;		/* faults that wait for a thread */
+	struct list_head	kept;		/* faults that are done and keep a page */
 };
 
 /* An MR with on-demand paging */
 struct rxe_mem_mr {
 	struct rxe_mem_pool	*pool;	/* of the registering process */
-	u64			start;	/* user address of ibmr.iova */
+	u64			start;	/* the user address of ibmr.iova */
 	atomic64_t		faults;
-	atomic64_t		waits;	/* for pages, or for mmap_lock */
+	atomic64_t		waits;	/* waits for a page or for mmap_lock */
 	atomic64_t		prefetched; /* pages */
 };
 
@@ -214,8 +214,8 @@ rxe_qp_do_atomic_write(struct rxe_qp *qp, struct rxe_mr *mr, u64 iova,
  * rxe_mem_take_retry - May the requester send again?
  * @qp: The queue pair
  *
- * Decrements the retry counter, unless the requester waits for a page. During the
- * wait the peer may have nothing to answer, although a packet may be lost as well.
+ * Decrements the retry counter, but not while the requester waits for a page.
+ * During the wait the peer may have nothing to answer, even if no packet is lost.
  *
  * Return: true if the requester may send again.
  */

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Accesses of the responder to memory that is paged on demand, other than copies:
- * atomic operations and flushes.
+ * Atomic operations and flushes of memory that is paged on demand. See rxe_mem_copy.c
+ * for the copies.
  */
 
 #include <linux/libnvdimm.h>
@@ -15,11 +15,11 @@
 /* A page that an access holds */
 struct rxe_mem_atomic_page {
 	struct page		*page;
-	struct mm_struct	*mm;	/* NULL: not entered */
+	struct mm_struct	*mm;	/* NULL if the access has no mmap_lock */
 	bool			write;
 };
 
-/* Is the page still mapped at @addr? If so, returns with the page of a file locked */
+/* Is the page still mapped at @addr? If it is, and it belongs to a file, locks the page */
 static bool rxe_mem_atomic_is_mapped(struct page *page, unsigned long addr)
 {
 	struct folio *folio = page_folio(page);
@@ -69,9 +69,9 @@ static struct page *rxe_mem_atomic_get_unlocked(struct rxe_mem_mr *odp,
  * @opened: The page, to be closed by rxe_mem_atomic_close_page()
  *
  * A fork during a write must not give the page to the child. mmap_lock excludes
- * the fork. Without mmap_lock the pin of the thread that faulted the page in keeps
- * the page with the parent. Only the access that met the fault uses this pin, and
- * only if the page is still mapped:
+ * the fork. Without mmap_lock, the access needs a pin that keeps the page with the
+ * parent: the thread that faulted the page in keeps its pin for the access. Only the
+ * access that met the fault uses this pin, and only if the page is still mapped:
  *
  *   rxe                      a thread            the process
  *   adds: -EINPROGRESS
@@ -128,9 +128,9 @@ static void rxe_mem_atomic_close_page(struct rxe_mem_atomic_page *opened)
 }
 
 /*
- * Open the page of a remote atomic operation for the functions of rxe_mr.c: @dma
- * is a kernel MR for all memory, and the page is at @dma_addr in it. So all atomic
- * operations of rxe run the same code under the same lock.
+ * Open the page of a remote atomic operation for the functions of rxe_mr.c. @dma
+ * becomes a kernel MR for all memory, and @dma_addr becomes the address of the data in
+ * @dma. So all atomic operations of rxe run the same code under the same lock.
  */
 static enum resp_states rxe_mem_atomic_open(struct rxe_qp *qp,
 					    struct rxe_mr *mr, u64 iova,
@@ -221,8 +221,8 @@ static int rxe_mem_atomic_flush_page(struct rxe_mr *mr, u64 iova,
 
 /*
  * rxe_flush_pmem_iova() for any MR. After waiting for a page, a flush continues at
- * that page: restarting from the beginning would visit n * n / 2 pages for n absent
- * pages.
+ * this page. If it started again from the beginning, it would visit n * n / 2 pages
+ * for n absent pages.
  */
 enum resp_states rxe_mem_flush(struct rxe_qp *qp, struct rxe_mr *mr, u64 iova,
 			       u64 length)

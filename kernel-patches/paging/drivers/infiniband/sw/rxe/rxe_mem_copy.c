@@ -48,7 +48,7 @@
  *
  * Calls that do not take mmap_lock for writing (MADV_DONTNEED, truncation,
  * reclaim, migration) may take A out of the page tables during the write. Then the
- * write has the same effect as a write by the process before the call: A gets no
+ * write has the same effect as a write by the process before the call. A gets no
  * other owner before this CPU has flushed its translation, and the kernel does not
  * reclaim or migrate a page with an extra reference. A transfer that begins after
  * the return of such a call finds the new page.
@@ -66,10 +66,10 @@
  *
  * WORKERS AND FAULTS
  *
- * All users share rxe's workers, so a worker handles no fault: even a fault of
- * anonymous memory may wait, for room in its memory cgroup. For an absent page
- * the copy returns -EINPROGRESS, and only the queue pair waits for the fault:
- * rxe_mem_fault.c.
+ * All users share rxe's workers, so a worker must not wait for a fault. Even a fault
+ * of anonymous memory may have to wait for room in the memory cgroup. If a page is
+ * absent, the copy returns -EINPROGRESS, and only the queue pair waits for the fault
+ * (rxe_mem_fault.c).
  */
 
 #include <linux/highmem.h>
@@ -105,7 +105,7 @@ static unsigned int rxe_mem_copy_in_page(unsigned long addr, unsigned int length
 	return min_t(unsigned int, length, PAGE_SIZE - offset_in_page(addr));
 }
 
-/* One page, under mmap_lock */
+/* Copy within one page, under mmap_lock */
 static bool rxe_mem_copy_page_locked(unsigned long addr, void *buf,
 				     unsigned int bytes, bool write)
 {
@@ -123,7 +123,7 @@ static bool rxe_mem_copy_page_locked(unsigned long addr, void *buf,
 	return known;
 }
 
-/* One page without mmap_lock; see above, and rxe_mem_page_lock_file() */
+/* Copy within one page, without mmap_lock; see above, and rxe_mem_page_lock_file() */
 static bool rxe_mem_copy_page_unlocked(unsigned long addr, void *buf,
 				       unsigned int bytes, bool write)
 {
@@ -295,7 +295,7 @@ out:
  * @mr: An MR with on-demand paging
  * @iova: The address in @mr; the caller has checked the range
  * @buf: The packet's data
- * @length: Bytes, at most one packet
+ * @length: The number of bytes, at most one packet
  * @dir: RXE_TO_MR_OBJ or RXE_FROM_MR_OBJ
  *
  * Context: Process context, a task of a queue pair.

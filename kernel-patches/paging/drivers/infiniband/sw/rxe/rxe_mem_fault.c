@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * One fault: from the packet that needs the page to the result. A thread of the
- * registering process handles the fault, see rxe_mem_pool.c; a queue pair waits
- * for it, see rxe_mem_qp.c.
+ * One fault, from the packet that needs the page to the result. A thread of the
+ * registering process handles the fault (rxe_mem_pool.c), and a queue pair waits
+ * for the fault (rxe_mem_qp.c).
  *
  *   a task of a queue pair                  a thread of the process
  *   copies: -EINPROGRESS
@@ -35,8 +35,8 @@
 DEFINE_SPINLOCK(rxe_mem_lock);
 
 /*
- * Faults between rxe_mem_copy(), which knows the page, and the task, which knows
- * the queue pair. One worker runs both.
+ * Faults that rxe_mem_copy() has met, until the task of a queue pair takes them. The
+ * copy has no pointer to the queue pair. One worker runs both functions.
  */
 static LIST_HEAD(rxe_mem_fault_met);
 
@@ -121,9 +121,9 @@ int rxe_mem_fault_meet(struct rxe_mem_mr *odp, unsigned long addr, bool write,
 }
 
 /*
- * Fault one page in and, if this succeeds, hold it. On return @locked is 1 if
- * mmap_lock is still held. This also handles NUMA hinting faults: a page with a
- * NUMA hint can't be looked up without mmap_lock.
+ * Fault one page in and, if this succeeds, hold the page. On return @locked is 1 if
+ * mmap_lock is still held. This function also handles NUMA hinting faults, because a
+ * page with a NUMA hint can't be looked up without mmap_lock.
  */
 static int rxe_mem_fault_locked(struct mm_struct *mm, unsigned long addr,
 				bool write, unsigned int flags,
@@ -168,7 +168,7 @@ static int rxe_mem_fault_page(struct mm_struct *mm, unsigned long addr,
 
 /**
  * rxe_mem_fault_in - Fault one page in, however long it takes
- * @mm: The address space, of the caller
+ * @mm: The address space of the caller
  * @addr: The address
  * @write: For writing
  *
@@ -233,7 +233,7 @@ void rxe_mem_fault_done(struct rxe_mem_fault *fault, int err)
 }
 
 /*
- * The zero page can't be looked up without mmap_lock either: a read of it would
+ * The zero page can't be looked up without mmap_lock. A read of the zero page would
  * start a fault again and again. So the memory gets its own page, as for a write.
  */
 static void rxe_mem_fault_replace_zeros(struct mm_struct *mm,
@@ -279,7 +279,7 @@ void rxe_mem_fault_serve(struct rxe_mem_fault *fault)
 		fault->page = page;
 		list_add(&fault->list, &pool->kept);
 	}
-	/* Retry an interrupted fault: a stop of the process may have caused it */
+	/* Retry an interrupted fault, because a stop of the process may have interrupted it */
 	rxe_mem_fault_done(fault, err == -EINTR || err == -ENOMEM ? 0 : err);
 	spin_unlock(&rxe_mem_lock);
 

@@ -16,37 +16,37 @@ enum rxe_mem_side {
 };
 
 struct rxe_mem_fault {
-	/* held by the worker or queue pair, and by the thread or pool */
+	/* references of the worker or queue pair, and of the thread or pool */
 	struct kref		ref;
 	struct rxe_mem_pool	*pool;
 	unsigned long		addr;
 	bool			write;
 	bool			keep;	/* pin the page for the task */
-	bool			locked;	/* looked up under mmap_lock */
+	bool			locked;	/* the page was looked up under mmap_lock */
 
 	/*
-	 * in rxe_mem_fault_met until its queue pair is known; in a list of the
-	 * pool until it has a thread, and while it keeps a page
+	 * The fault is in rxe_mem_fault_met until its queue pair is known. It is
+	 * in a list of the pool until it has a thread, and while it keeps a page.
 	 */
 	struct list_head	list;
-	struct task_struct	*by;	/* the worker that met it */
+	struct task_struct	*by;	/* the worker that met the fault */
 	unsigned long		since;
 
-	/* under rxe_mem_lock */
-	struct rxe_qp		*qp;	/* NULL: no longer waits */
+	/* rxe_mem_lock protects all other fields. */
+	struct rxe_qp		*qp;	/* NULL: no queue pair waits any more */
 	u32			psn;	/* of the packet that needs the page */
 	enum rxe_mem_side	side;
 	bool			over;	/* the queue pair needs no result */
-	bool			met;	/* a packet has waited for it */
+	bool			met;	/* a packet has waited for the fault */
 	bool			done;
 	int			err;
-	struct rxe_mem_thread	*thread; /* NULL: waits for a thread */
+	struct rxe_mem_thread	*thread; /* NULL: the fault waits for a thread */
 	struct page		*page;	/* the kept page, or NULL */
 };
 
 /*
  * Protects the pools and the links between faults and queue pairs. The lock of a
- * task and siglock nest inside it.
+ * task and siglock nest inside rxe_mem_lock.
  */
 extern spinlock_t rxe_mem_lock;
 

@@ -3,7 +3,7 @@
  * On-demand paging in soft-RoCE: the MR.
  *
  * An MR with on-demand paging stores an address space, and the start address of the
- * MR in this address space. It has no page table, no pages and no notifier. See
+ * MR in this address space. The MR has no page table, no pages and no notifier. See
  * rxe_mem_copy.c and rxe_mem_atomic.c for the accesses of packets.
  */
 
@@ -20,12 +20,15 @@
  * @length: The length; @start 0 and @length U64_MAX mean the whole address space
  *
  * The range may have no mapping. The MR always refers to the caller's address
- * space, but does not keep it alive: after the end of the address space an access
- * fails.
+ * space, but does not keep the address space alive. When the address space has
+ * ended, each access fails.
  *
- * Return: 0; -EINVAL if the range wraps around, or if the MR covers the whole
- * address space and has IB_ACCESS_FLUSH_PERSISTENT; -ENOMEM; -EAGAIN if the
- * process can't have another thread.
+ * Return:
+ * * 0
+ * * -EINVAL: the range wraps around, or the MR covers the whole address space and
+ *   has IB_ACCESS_FLUSH_PERSISTENT
+ * * -EAGAIN: the process can't have another thread
+ * * -ENOMEM
  */
 int rxe_mem_init_mr(struct rxe_mr *mr, u64 start, u64 length)
 {

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * An access to one page of the registering process: enters the address space with
- * or without mmap_lock, looks the page up in the page tables, and locks a page of a
- * file. The page is held for one access and then released.
+ * An access to one page of the registering process. The access enters the address
+ * space with or without mmap_lock, looks the page up in the page tables, and locks
+ * the page if it belongs to a file. The page is held for one access only.
  *
  * Usually the access holds mmap_lock for reading. The access uses a trylock, because
- * the holder of mmap_lock may wait for a file of a dead server. If other threads always hold
- * mmap_lock or queue for it, the trylock always fails. Then a present page is
- * found without the lock, as by get_user_pages_fast(), and any other page is
- * faulted in by a thread that queues for mmap_lock. Without the lock, other calls
- * can change the mapping during the access: see rxe_mem_copy.c for copies,
- * rxe_mem_atomic.c for atomic operations.
+ * the holder of mmap_lock may wait for a file of a dead server. If other threads
+ * always hold mmap_lock or queue for it, the trylock always fails. Then the access
+ * finds a present page without the lock, as get_user_pages_fast() does. If the page
+ * is absent, a thread queues for mmap_lock and faults the page in. Without the lock,
+ * other calls can change the mapping during the access: see rxe_mem_copy.c for
+ * copies, and rxe_mem_atomic.c for atomic operations.
  */
 
 #include <linux/backing-dev.h>
@@ -26,7 +26,7 @@
 #include "rxe.h"
 #include "rxe_mem_page.h"
 
-/* Try a few times: a writer holds mmap_lock for a short time unless it sleeps */
+/* Try a few times, because a writer that does not sleep soon releases mmap_lock */
 static bool rxe_mem_page_trylock(struct mm_struct *mm)
 {
 	int tries;
@@ -40,8 +40,8 @@ static bool rxe_mem_page_trylock(struct mm_struct *mm)
 }
 
 /*
- * Enter the address space. Return: 0; -EFAULT if it has ended; -EBUSY if entering
- * might take long.
+ * Enter the address space. Return: 0; -EFAULT if the address space has ended; -EBUSY
+ * if entering might take long.
  */
 int rxe_mem_page_enter(struct mm_struct *mm)
 {
@@ -85,7 +85,7 @@ bool rxe_mem_page_take_on(struct mm_struct *mm)
 	return true;
 }
 
-/* Leave the address space. Runs after each task, whose queue pair may be freed */
+/* Leave the address space. Runs after each task; its queue pair may be freed already */
 void rxe_mem_end_task(void)
 {
 	rxe_mem_page_leave_task_mm();
@@ -220,8 +220,8 @@ static void rxe_mem_page_restore_keys(u32 before)
 
 /*
  * Look up a page without mmap_lock in the address space that the worker uses.
- * NULL: the page is absent, does not allow the access, or the architecture has no
- * lockless look-up (User Mode Linux).
+ * Return: NULL if the page is absent or does not allow the access, or if the
+ * architecture has no lockless look-up (User Mode Linux).
  */
 struct page *rxe_mem_page_lookup(unsigned long addr, bool write)
 {

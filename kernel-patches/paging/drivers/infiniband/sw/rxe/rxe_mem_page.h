@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * One page of the registering process, as a device reads or writes it, see
+ * Accesses of the device to one page of the registering process, see
  * rxe_mem_page.c.
  */
 #ifndef RXE_MEM_PAGE_H

@@ -11,12 +11,12 @@
  * user, and would keep the memory of a killed process. A worker can't be killed, and
  * all users share the few workers.
  *
- * Only the process can make its threads, but workers process the packets. So the
- * registration makes the first thread, or fails. If a thread takes a fault and no
- * thread is idle, it makes another thread before it waits. If it can't, or if there
- * are RXE_MEM_POOL_THREADS threads, the other faults wait, and take turns with the
- * faults that have a thread (rxe_mem_pool_turn()). The threads of a pool work for
- * one process only.
+ * A worker can't make a thread of the process: only a thread of the process can. So
+ * the registration makes the first thread. If this fails, the registration fails. If
+ * a thread takes a fault and no other thread is idle, the thread makes another thread
+ * before it waits. If this fails, or if there are RXE_MEM_POOL_THREADS threads, the
+ * other faults wait, and take turns with the faults that have a thread
+ * (rxe_mem_pool_turn()). The threads of a pool work for one process only.
  *
  * A thread ends when it is not needed, when the last MR of its process ends, and
  * when the process is killed or executes another program:
@@ -56,11 +56,11 @@ struct rxe_mem_thread {
 	struct rxe_mem_pool	*pool;
 	struct vhost_task	*task;
 
-	/* under rxe_mem_lock */
+	/* rxe_mem_lock protects all other fields. */
 	struct task_struct	*self;
-	struct rxe_mem_fault	*fault;	/* NULL: it is idle */
-	unsigned long		since;	/* jiffies when it took the fault */
-	bool			left;	/* it left the pool without a signal */
+	struct rxe_mem_fault	*fault;	/* NULL: the thread is idle */
+	unsigned long		since;	/* jiffies when the thread took the fault */
+	bool			left;	/* the thread left the pool without a signal */
 };
 
 static LIST_HEAD(rxe_mem_pools);
@@ -120,8 +120,8 @@ void rxe_mem_pool_add(struct rxe_mem_fault *fault)
  * @thread: The thread, which handles a fault
  *
  * A wait for a userfaultfd ends immediately. A wait in a file system may go on
- * until the process ends: for this wait the wake-up is spurious, which any
- * sleeper must accept. Context: rxe_mem_lock held
+ * until the process ends. Such a wait gets a spurious wake-up, which any sleeper
+ * must accept. Context: rxe_mem_lock held
  */
 void rxe_mem_pool_interrupt(struct rxe_mem_thread *thread)
 {
@@ -132,9 +132,9 @@ void rxe_mem_pool_interrupt(struct rxe_mem_thread *thread)
 }
 
 /*
- * Interrupt one thread for each fault without a thread: the threads with the oldest
- * faults first, and only threads whose turn is over. The interrupted queue pairs
- * start their faults again, at the end of the list. Context: rxe_mem_lock held
+ * For each fault without a thread, interrupt one thread whose turn is over, the
+ * thread with the oldest fault first. The queue pair of an interrupted fault starts
+ * the fault again, at the end of the list. Context: rxe_mem_lock held
  */
 static void rxe_mem_pool_give_turns(struct rxe_mem_pool *pool)
 {
@@ -148,7 +148,7 @@ static void rxe_mem_pool_give_turns(struct rxe_mem_pool *pool)
 		    time_before(jiffies, thread->since + RXE_MEM_POOL_TURN))
 			continue;
 		rxe_mem_pool_interrupt(thread);
-		/* If the thread does not come back, interrupt another one next time */
+		/* If the thread does not come back, interrupt another thread next time */
 		thread->since = jiffies;
 		list_move_tail(&thread->list, &pool->threads);
 		waits = waits->next;
@@ -156,7 +156,7 @@ static void rxe_mem_pool_give_turns(struct rxe_mem_pool *pool)
 }
 
 /*
- * All threads of a pool may wait for pages that never come. Or the process may be
+ * All threads of a pool may wait for pages that never come. The process may even be
  * unable to supply these pages, because it waits for a fault that has no thread:
  *
  *   the process          the fault for page A      the fault for page B
@@ -172,8 +172,8 @@ static void rxe_mem_pool_give_turns(struct rxe_mem_pool *pool)
  *                        gets the thread; gets
  *                        page A
  *
- * A thread that takes a fault also tries to make another thread: the limits may
- * allow it now.
+ * A thread that takes a fault also tries to make another thread, because the limits
+ * may allow another thread now.
  */
 static void rxe_mem_pool_turn(struct work_struct *work)
 {
@@ -192,7 +192,7 @@ static void rxe_mem_pool_turn(struct work_struct *work)
 }
 
 /*
- * The pool has no more work. Its threads end, its faults return an error.
+ * The pool has no more work. Its threads end, and its faults return an error.
  * Context: rxe_mem_lock held
  */
 static void rxe_mem_pool_close(struct rxe_mem_pool *pool)
@@ -223,7 +223,7 @@ static void rxe_mem_pool_close(struct rxe_mem_pool *pool)
 
 /*
  * End only the calling thread: set a pending SIGKILL, as the kernel does for each
- * thread of an exiting group. vhost_task_fn() checks for it.
+ * thread of an exiting group. vhost_task_fn() checks for this signal.
  */
 static void rxe_mem_pool_end_thread(void)
 {
@@ -244,7 +244,7 @@ static bool rxe_mem_pool_is_surplus(struct rxe_mem_thread *thread)
 	return idle > RXE_MEM_POOL_IDLE;
 }
 
-/* The next fault of the calling thread. NULL: none; the thread may have left the pool */
+/* The next fault of the calling thread, or NULL. Then the thread may have left the pool */
 static struct rxe_mem_fault *rxe_mem_pool_take(struct rxe_mem_thread *thread)
 {
 	struct rxe_mem_pool *pool = thread->pool;
@@ -306,7 +306,7 @@ static bool rxe_mem_pool_work(void *arg)
 	return true;
 }
 
-/* The thread is about to exit: alone, if it has left the pool, or with its process */
+/* The thread is about to exit. If it has not left the pool, its process exits, too */
 static void rxe_mem_pool_killed(void *arg)
 {
 	struct rxe_mem_thread *thread = arg;
@@ -335,7 +335,7 @@ static struct rxe_mem_thread *rxe_mem_pool_next_ended(void)
 	return thread;
 }
 
-/* Stop threads that are about to exit: afterwards they run no code of this module */
+/* Stop threads that are about to exit. Then these threads run no code of this module */
 static void rxe_mem_pool_stop_ended(struct work_struct *work)
 {
 	struct rxe_mem_thread *thread;
@@ -355,7 +355,7 @@ void rxe_mem_pool_exit(void)
 	flush_work(&rxe_mem_pool_stop_work);
 }
 
-/* Create a thread. Only SIGKILL may interrupt this, no other signal of the caller */
+/* Create a thread. Only a SIGKILL of the caller may interrupt this */
 static struct vhost_task *rxe_mem_pool_create(struct rxe_mem_thread *thread)
 {
 	struct vhost_task *task;
@@ -370,8 +370,8 @@ static struct vhost_task *rxe_mem_pool_create(struct rxe_mem_thread *thread)
 }
 
 /*
- * Make a thread of the calling process, which must be the pool's process. -EAGAIN:
- * the limits of the process or of the pool allow no more threads.
+ * Make a thread of the calling process, which must be the pool's process. Return:
+ * -EAGAIN if the limits of the process or of the pool allow no more threads.
  */
 static int rxe_mem_pool_start(struct rxe_mem_pool *pool)
 {
@@ -449,9 +449,10 @@ out:
 /**
  * rxe_mem_pool_join - Get the pool of the calling process for a new MR
  *
- * Return: The pool, which has a thread; the caller calls rxe_mem_pool_leave() at
- * the end of the MR. Or an error: -EAGAIN if the process can't have another
- * thread.
+ * At the end of the MR the caller has to call rxe_mem_pool_leave().
+ *
+ * Return: The pool, which has a thread; ERR_PTR(-EAGAIN) if the process can't have
+ * another thread; or ERR_PTR(-ENOMEM).
  */
 struct rxe_mem_pool *rxe_mem_pool_join(void)
 {
@@ -483,7 +484,7 @@ struct rxe_mem_pool *rxe_mem_pool_join(void)
 	return ERR_PTR(err);
 }
 
-/* An MR has ended. Does not wait for threads */
+/* An MR has ended. This function does not wait for threads */
 void rxe_mem_pool_leave(struct rxe_mem_pool *pool)
 {
 	spin_lock(&rxe_mem_lock);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * ibv_advise_mr(): fault pages in before a transfer needs them.
+ * ibv_advise_mr() faults pages in before a transfer needs them.
  *
  * The device has no page table to fill: only the page tables of the process
  * change. So the calling thread itself faults the pages in. With
- * IB_UVERBS_ADVISE_MR_FLAG_FLUSH it waits for each page, as an access by the CPU
- * would. Without the flag it starts I/O but does not wait.
+ * IB_UVERBS_ADVISE_MR_FLAG_FLUSH the thread waits for each page, as an access by
+ * the CPU would. Without the flag the thread starts I/O but does not wait.
  */
 
 #include <linux/mm.h>
@@ -47,7 +47,7 @@ rxe_mem_prefetch_find_mr(struct ib_pd *ibpd,
 	return ERR_PTR(err);
 }
 
-/* Touch one page without waiting. Return: is the page present? */
+/* Touch one page without waiting. Return: true if the page is present */
 static bool rxe_mem_prefetch_touch(struct mm_struct *mm, unsigned long addr, bool write)
 {
 	struct page *page;
@@ -104,7 +104,7 @@ static int rxe_mem_prefetch(struct mm_struct *mm, unsigned long addr, u64 length
 
 /*
  * Prefetch one part. A fault may take forever, and deregistering waits for all
- * references to the MR: so the fault runs without a reference.
+ * references to the MR. So the fault runs without a reference.
  */
 static int rxe_mem_prefetch_sge(struct ib_pd *ibpd,
 				enum ib_uverbs_advise_mr_advice advice,
@@ -140,18 +140,21 @@ static int rxe_mem_prefetch_sge(struct ib_pd *ibpd,
  * rxe_mem_advise_mr - Prefetch parts of MRs with on-demand paging
  * @ibpd: The PD of all MRs
  * @advice: For reading, for writing, or without faults
- * @flags: IB_UVERBS_ADVISE_MR_FLAG_FLUSH: return when the pages are present
+ * @flags: With IB_UVERBS_ADVISE_MR_FLAG_FLUSH, return when the pages are present
  * @sg_list: The parts
  * @num_sge: The number of parts
  * @attrs: Not used
  *
  * All keys are checked first.
  *
- * Return: 0, even if some pages are absent and the flag was not set; -EOPNOTSUPP
- * for any other advice; -ENOENT for an unknown key; -EPERM for an MR of another PD
- * or a write to read-only memory; -EINVAL for a pinned MR; -EFAULT if the range is
- * outside the MR or its memory does not allow the access; -EINTR if the caller is
- * being killed.
+ * Return:
+ * * 0: if the flag is not set, some pages may still be absent
+ * * -EOPNOTSUPP: the advice is unknown
+ * * -ENOENT: a key is unknown
+ * * -EPERM: the MR belongs to another PD, or a write is to a read-only MR
+ * * -EINVAL: the MR is pinned
+ * * -EFAULT: the range is outside the MR, or its memory does not allow the access
+ * * -EINTR: the caller is being killed
  */
 int rxe_mem_advise_mr(struct ib_pd *ibpd,
 		      enum ib_uverbs_advise_mr_advice advice, u32 flags,

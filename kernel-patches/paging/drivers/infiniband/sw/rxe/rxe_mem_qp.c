@@ -57,7 +57,7 @@ static struct rxe_qp *rxe_mem_qp_of_task(void)
 	return container_of(work, struct rxe_task, work)->qp;
 }
 
-/* Restart the retransmit timer: the peer did not cause the delay of the fault */
+/* Restart the retransmit timer, because the peer did not cause the delay of the fault */
 static void rxe_mem_qp_restart_timer(struct rxe_qp *qp)
 {
 	if (qp_type(qp) != IB_QPT_RC || !qp->qp_timeout_jiffies)
@@ -160,10 +160,11 @@ static int rxe_mem_qp_start(struct rxe_qp *qp, enum rxe_mem_side side, u32 psn,
 }
 
 /*
- * Wait for the fault that the calling task has just met at @psn. -EINPROGRESS: the
- * task will be scheduled when the fault is done. -ESHUTDOWN: the queue pair is
- * being destroyed. Any other error: the access is not possible. The error is only
- * for the packet that met the fault: the next packet may succeed.
+ * Wait for the fault that the calling task has just met at @psn. Return:
+ * * -EINPROGRESS: the task will be scheduled when the fault is done
+ * * -ESHUTDOWN: the queue pair is being destroyed
+ * * Any other error: the access is not possible. Only the packet that met the fault
+ *   gets the error. The next packet may succeed
  */
 int rxe_mem_qp_wait(struct rxe_qp *qp, enum rxe_mem_side side, u32 psn)
 {

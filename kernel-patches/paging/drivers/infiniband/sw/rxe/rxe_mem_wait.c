@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Queue pairs that wait for a page: the requester, completer or responder leaves
+ * The wait of a queue pair for a page. The requester, completer or responder leaves
  * the packet or work request in its queue, and continues when the fault is done.
  *
  * At first the peer of an RC queue pair gets no answer. When the faults of one
@@ -37,7 +37,7 @@ static void rxe_mem_drop(struct rxe_qp *qp, struct sk_buff_head *queue,
  * Until a looped-back packet is freed, it counts in skb_out of the queue pair that
  * sent it, and holds a reference to the sender. The sender and its other peers must
  * not wait for our page. So a waiting packet counts in no skb_out. The number of
- * waiting packets is limited: the sender retransmits dropped packets.
+ * waiting packets is limited. The sender retransmits the packets that are dropped.
  */
 static void rxe_mem_keep_packets(struct rxe_qp *qp, struct sk_buff_head *queue)
 {
@@ -57,7 +57,7 @@ static void rxe_mem_keep_packets(struct rxe_qp *qp, struct sk_buff_head *queue)
  * @wqe: The work request whose data could not be copied
  * @err: The result of the copy
  *
- * Return: true if it waits: the requester leaves @wqe unchanged, and continues
+ * Return: true if the requester waits. Then it leaves @wqe unchanged, and continues
  * with @wqe when it is scheduled again.
  */
 bool rxe_mem_req_waits(struct rxe_qp *qp, struct rxe_send_wqe *wqe, int err)
@@ -109,8 +109,8 @@ bool rxe_mem_req_holds_up(struct rxe_qp *qp)
  * @pkt: The response whose data could not be copied
  * @err: The result of the copy
  *
- * Return: true if it waits: @pkt is at the head of its queue again, with its own
- * references, and the completer must not use @pkt any more.
+ * Return: true if the completer waits. Then @pkt is at the head of its queue again,
+ * with its own references, and the completer must not use @pkt any more.
  */
 bool rxe_mem_comp_waits(struct rxe_qp *qp, struct rxe_pkt_info *pkt, int err)
 {
@@ -135,7 +135,7 @@ bool rxe_mem_comp_waits(struct rxe_qp *qp, struct rxe_pkt_info *pkt, int err)
 }
 
 /*
- * The peer of a read that is answered in part gets an RNR NAK for the rest. If the
+ * If a read is answered in part, the peer gets an RNR NAK for the rest. If the
  * peer received all of the first part, it requests the rest as a new request. If
  * the peer lost a packet of the first part, it repeats the request, and the
  * responder answers from @res. In this case the MSN stays one too low.
@@ -195,7 +195,7 @@ static u32 rxe_mem_part(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
 	return res && res->type == RXE_READ_MASK ? res->cur_psn : pkt->psn;
 }
 
-/* The peer has waited long: schedule the responder to send the RNR NAK */
+/* The peer has waited long. Schedule the responder, which sends the RNR NAK */
 static void rxe_mem_timer(struct timer_list *t)
 {
 	struct rxe_qp *qp = container_of(t, struct rxe_qp, odp_timer);
@@ -207,10 +207,10 @@ static void rxe_mem_timer(struct timer_list *t)
 }
 
 /*
- * Does the RC peer get an RNR NAK? Yes, after it has waited long for the pages of one
- * packet. From then on the peer gets an RNR NAK immediately each time it repeats the
- * request, until the packet succeeds: without an answer it would use up its retries.
- * Context: rxe_mem_lock held
+ * Does the RC peer get an RNR NAK? The peer gets its first RNR NAK when the pages of
+ * one packet take longer than RXE_MEM_PATIENCE. Until the packet succeeds, the peer
+ * then gets an RNR NAK immediately each time that it repeats the request. Without an
+ * answer the peer would use up its retries. Context: rxe_mem_lock held
  */
 static bool rxe_mem_is_late_rc(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
 {
@@ -275,9 +275,13 @@ static void rxe_mem_end_wait(struct rxe_qp *qp, enum rxe_mem_side side)
  * @err: The result of the access
  * @state: The state for a failed access
  *
- * Return: RESPST_NONE after success, @state after an error. If the responder must
- * wait for a page: RESPST_EXIT, and the packet stays at the head of its queue; or
- * RESPST_ERR_RNR if it has waited long.
+ * Return:
+ * * RESPST_NONE after success
+ * * @state after an error
+ * * RESPST_EXIT if the responder must wait for a page; the packet stays at the head
+ *   of its queue
+ * * RESPST_ERR_RNR if the packet has waited long
+ * * RESPST_CLEANUP if the queue pair is being destroyed
  */
 enum resp_states rxe_mem_resp_state(struct rxe_qp *qp, int err,
 				    enum resp_states state)
@@ -328,8 +332,8 @@ enum resp_states rxe_mem_resp_state(struct rxe_qp *qp, int err,
  * rxe_mem_flushed - The progress of a flush that has waited for a page
  * @qp: The queue pair, whose responder processes a flush
  *
- * Return: the number of bytes from its beginning that are already flushed. 0 if this
- * flush has not waited yet, or if another packet has waited after it.
+ * Return: The number of bytes that are already flushed, from the beginning of the
+ * range. 0 if this flush has not waited yet, or if another packet has waited after it.
  */
 u64 rxe_mem_flushed(struct rxe_qp *qp)
 {
@@ -340,7 +344,7 @@ u64 rxe_mem_flushed(struct rxe_qp *qp)
 
 /*
  * Does the responder still have the receive WQE of a packet that waited? An error of
- * another packet may have completed this WQE during the wait. Answers yes only once.
+ * another packet may have completed this WQE during the wait. Returns true only once.
  */
 bool rxe_mem_has_wqe(struct rxe_qp *qp)
 {
@@ -358,7 +362,8 @@ static void rxe_mem_leave_faults(struct rxe_qp *qp)
 }
 
 /*
- * When a queue pair is reset, its tasks do not run. When it is destroyed, they do:
+ * When a queue pair is reset, its tasks do not run. When a queue pair is destroyed,
+ * its tasks may run:
  *
  *   its responder                           rxe_mem_destroy_qp()
  *   rxe_mem_is_late(): a fault waits,
@@ -389,8 +394,8 @@ void rxe_mem_reset_qp(struct rxe_qp *qp)
 }
 
 /*
- * A queue pair is being destroyed: it stops waiting. Waiting packets hold references
- * to it, so its tasks free these packets.
+ * A queue pair is being destroyed, and stops waiting. Waiting packets hold references
+ * to the queue pair, so its tasks free these packets.
  */
 void rxe_mem_destroy_qp(struct rxe_qp *qp)
 {
