@@ -536,7 +536,7 @@ EXPORT_SYMBOL(umem_notify_disarm);
  * MR has been revoked. But if the word of an INVALID MR is in use, or the driver failed for the
  * moment, the worker tries again.
  *
- * After -EAGAIN, -EINTR or -ENOMEM the MR is still SUSPECT or SUSPENDED, unless an event made it
+ * After -EAGAIN, -EINTR or -ENOMEM the MR is still SUSPECT or SUSPENDED, or an event has made it
  * INVALID.
  *
  * Return:

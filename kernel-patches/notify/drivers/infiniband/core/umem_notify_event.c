@@ -123,8 +123,8 @@ static void event_changed(struct ib_umem_notify *n, const struct mmu_notifier_ra
  * @changes says that the event may replace pages. @fork says that a fork may copy pages next: then
  * idle MRs are unpinned.
  *
- * A CLEAR has both flags. If a CLEAR suspended a tracker, but did not add to @suspects, the event
- * would be lost:
+ * A CLEAR of this process has both flags. If a CLEAR suspended a tracker, but did not add to
+ * @suspects, the event would be lost:
  *
  *   MADV_DONTNEED of a huge page          another thread
  *   SUSPENDED; still pinned

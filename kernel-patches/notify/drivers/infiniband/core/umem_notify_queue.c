@@ -49,7 +49,7 @@
 #define MOST_DOUBLINGS 7
 #define REST 100
 
-/* @delay is in jiffies. If @delay is 0, the worker runs immediately, even if the workers rest. */
+/* @delay is in jiffies. If @delay is 0, the worker runs immediately, even during a rest. */
 static void queue_wake(struct umem_notify_queue *q, unsigned long delay)
 {
 	unsigned long when = jiffies + delay;

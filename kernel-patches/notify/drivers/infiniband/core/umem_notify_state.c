@@ -205,7 +205,7 @@ static int take_suspects(struct ib_umem_notify *n, struct umem_notify_comparison
 	return ret;
 }
 
-/* Applies @verdict, unless a later event concerns its pages. Returns true if the call is done. */
+/* If no later event concerns its pages, applies @verdict. Returns true if the call is done. */
 static bool conclude(struct ib_umem_notify *n, int verdict,
 		     struct umem_notify_comparison *cmp)
 {

@@ -139,7 +139,7 @@ static void *alloc_array(size_t size)
 	return kcalloc(WORDS, size, GFP_ATOMIC | __GFP_ACCOUNT);
 }
 
-/* A word belongs to one MR, a counter to any number of MRs. */
+/* A word belongs to one MR. Any number of MRs may share a counter. */
 static int take_word(struct umem_notify_word_page *page, unsigned int offset, bool counter)
 {
 	unsigned int index = index_of(offset);

@@ -13,7 +13,7 @@
  * context of any other mkey. Until then the driver uses only address and length
  * of the umem. It does not read the scatterlist, which is gone.
  *
- * ib_umem_check_rereg() refuses rereg_user_mr without a new translation, because
+ * If rereg_user_mr has no new translation, ib_umem_check_rereg() refuses, because
  * the MR has no pages any more. With a new translation rereg_user_mr frees the
  * mkey first, pins other pages, and replaces the umem. Releasing the old umem sets
  * INVALID in its word. If rereg_user_mr fails after it freed the mkey, the MR is

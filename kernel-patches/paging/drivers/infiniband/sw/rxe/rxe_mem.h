@@ -19,10 +19,10 @@ struct rxe_mem_pool {
 	struct pid		*process;	/* the registering process */
 	struct mutex		start_lock;	/* lets one MR make the first thread */
 
-	/* rxe_mem_lock protects all other fields. */
+	/* rxe_mem_lock protects the fields below. */
 	struct list_head	list;		/* in rxe_mem_pools until @closed */
 	unsigned int		mrs;
-	unsigned int		count;		/* of threads, also while they are made */
+	unsigned int		count;		/* existing and starting threads */
 	bool			closed;		/* the last MR or the process ended */
 	struct list_head	threads;	/* sorted by the age of their faults */
 	struct list_head	faults;		/* faults that wait for a thread */

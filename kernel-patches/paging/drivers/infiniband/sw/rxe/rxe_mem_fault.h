@@ -32,7 +32,7 @@ struct rxe_mem_fault {
 	struct task_struct	*by;	/* the worker that met the fault */
 	unsigned long		since;
 
-	/* rxe_mem_lock protects all other fields. */
+	/* rxe_mem_lock protects the fields below. */
 	struct rxe_qp		*qp;	/* NULL: no queue pair waits any more */
 	u32			psn;	/* of the packet that needs the page */
 	enum rxe_mem_side	side;

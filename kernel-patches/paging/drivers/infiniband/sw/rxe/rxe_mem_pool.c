@@ -56,7 +56,7 @@ struct rxe_mem_thread {
 	struct rxe_mem_pool	*pool;
 	struct vhost_task	*task;
 
-	/* rxe_mem_lock protects all other fields. */
+	/* rxe_mem_lock protects the fields below. */
 	struct task_struct	*self;
 	struct rxe_mem_fault	*fault;	/* NULL: the thread is idle */
 	unsigned long		since;	/* jiffies when the thread took the fault */

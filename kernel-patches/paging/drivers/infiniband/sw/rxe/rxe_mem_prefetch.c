@@ -64,9 +64,9 @@ static bool rxe_mem_prefetch_touch(struct mm_struct *mm, unsigned long addr, boo
 }
 
 /*
- * Prefetch one page. If the caller were killed while it waits for a page of
- * another process, it would keep all memory of that process. So for such a page
- * the caller starts I/O and does not wait.
+ * Prefetch one page. A caller that waited for a page of another process would hold
+ * all memory of that process until the wait ends, even if the caller is killed. So
+ * for such a page the caller starts I/O and does not wait.
  */
 static int rxe_mem_prefetch_page(struct mm_struct *mm, unsigned long addr,
 				 bool write, bool wait, u64 *done)
