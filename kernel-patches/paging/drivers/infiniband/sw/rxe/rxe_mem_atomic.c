@@ -86,7 +86,7 @@ static struct page *rxe_mem_atomic_get_unlocked(struct rxe_mem_mr *odp,
  *   finds B: releases A, and
  *   starts another fault
  *
- * Return: 0; -EFAULT if the access is not possible; -EINPROGRESS if the queue pair
+ * Return: 0, -EFAULT if the access is not possible, or -EINPROGRESS if the queue pair
  * must wait for the page.
  */
 static int rxe_mem_atomic_open_page(struct rxe_mr *mr, u64 iova, bool write,

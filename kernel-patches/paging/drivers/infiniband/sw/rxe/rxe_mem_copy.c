@@ -300,10 +300,10 @@ out:
  *
  * Context: Process context, a task of a queue pair.
  *
- * Return: 0; -EFAULT if the memory does not allow the access; -EINPROGRESS if the
- * queue pair must wait for a page. The caller then reports the side that waits
- * (rxe_mem_req_waits(), rxe_mem_comp_waits(), rxe_mem_resp_state()), and copies
- * all of the data again later.
+ * Return: 0, -EFAULT if the memory does not allow the access, or -EINPROGRESS if the
+ * queue pair must wait for a page. After -EINPROGRESS the caller reports the side
+ * that waits (rxe_mem_req_waits(), rxe_mem_comp_waits(), rxe_mem_resp_state()), and
+ * copies all of the data again later.
  */
 int rxe_mem_copy(struct rxe_mr *mr, u64 iova, void *buf, unsigned int length,
 		 enum rxe_mr_copy_dir dir)

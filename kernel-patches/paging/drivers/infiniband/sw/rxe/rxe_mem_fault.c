@@ -174,7 +174,7 @@ static int rxe_mem_fault_page(struct mm_struct *mm, unsigned long addr,
  *
  * Context: Process context. Ends early when the caller is killed.
  *
- * Return: 0; -EFAULT or another error if the access is not possible; -EINTR.
+ * Return: 0, -EINTR, or -EFAULT or another error if the access is not possible.
  */
 int rxe_mem_fault_in(struct mm_struct *mm, unsigned long addr, bool write)
 {

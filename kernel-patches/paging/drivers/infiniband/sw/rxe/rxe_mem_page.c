@@ -40,7 +40,7 @@ static bool rxe_mem_page_trylock(struct mm_struct *mm)
 }
 
 /*
- * Enter the address space. Return: 0; -EFAULT if the address space has ended; -EBUSY
+ * Enter the address space. Return: 0, -EFAULT if the address space has ended, or -EBUSY
  * if entering might take long.
  */
 int rxe_mem_page_enter(struct mm_struct *mm)

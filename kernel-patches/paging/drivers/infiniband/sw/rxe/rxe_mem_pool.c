@@ -244,7 +244,7 @@ static bool rxe_mem_pool_is_surplus(struct rxe_mem_thread *thread)
 	return idle > RXE_MEM_POOL_IDLE;
 }
 
-/* The next fault of the calling thread, or NULL. Then the thread may have left the pool */
+/* The next fault of the calling thread. After NULL the thread may have left the pool */
 static struct rxe_mem_fault *rxe_mem_pool_take(struct rxe_mem_thread *thread)
 {
 	struct rxe_mem_pool *pool = thread->pool;
