@@ -41,7 +41,7 @@ struct mr_cache_context {
 	uint32_t forks;	  /* mr_cache_forks() when the context was opened */
 	uint64_t idle_ms; /* the kernel suspends MRs that are idle for this time; 0: never */
 	struct ibv_mr_cache_limits limits; /* until the program sets other limits */
-	uint64_t max_merge; /* the most bytes that are registered together */
+	uint64_t max_merge; /* the largest merged registration, in bytes */
 };
 
 /* Must ibv_rereg_mr() call mr_cache_rereg_mr()? */
@@ -76,7 +76,7 @@ int mr_cache_dereg_mr(struct ibv_mr *mr);
 int mr_cache_make_plain(struct ibv_mr *mr);
 /*
  * ibv_rereg_mr() calls this for an MR that is or was cached. Returns true if *ret is the result of
- * the verb. Returns false if the MR is plain now. Then ibv_rereg_mr() continues.
+ * the verb. Returns false if the MR is plain now and ibv_rereg_mr() must continue.
  */
 bool mr_cache_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd,
 		       void *addr, size_t length, int access, int *ret);

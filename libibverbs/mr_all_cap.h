@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The library sets IBV_DEVICE_MR_ALL itself: it derives the capability from the
- * kernel's on-demand paging capabilities, so older kernels work too.
+ * The library itself sets IBV_DEVICE_MR_ALL if the kernel reports implicit
+ * on-demand paging. So the capability also works with older kernels.
  */
 #ifndef IB_VERBS_MR_ALL_CAP_H
 #define IB_VERBS_MR_ALL_CAP_H

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * ibv_reg_mr() and ibv_dereg_mr() of a cached registration: a hit and its release. The core of the
- * cache, in mr_cache/, does not call verbs. The other files:
+ * This file has ibv_reg_mr() and ibv_dereg_mr() for cached registrations. The core of the cache, in
+ * mr_cache/, does not call verbs. The other files:
  *
- * 	mr_cache_settings.c	the settings: which registrations are cached, the limits
- * 	mr_cache_context.c	the end of a context and of the process
- * 	mr_cache_registrar.c	registers and deregisters the MR of an entry
- * 	mr_cache_plain.c	MRs that leave the cache
- * 	mr_cache_room.c		deregisters idle registrations and repeats a failed command
- * 	mr_cache_verbs.c	the verbs of the cache itself
+ *	mr_cache_settings.c	the settings: which registrations are cached, the limits
+ *	mr_cache_context.c	the end of a context and of the process
+ *	mr_cache_registrar.c	registers and deregisters the MR of an entry
+ *	mr_cache_plain.c	MRs that leave the cache
+ *	mr_cache_room.c		deregisters idle registrations and repeats a failed command
+ *	mr_cache_verbs.c	the verbs of the cache itself
  *
- * Users that request the registered range share the provider's MR, to which a hit does not write. A
- * user that requests another range gets a view: a struct verbs_mr with the same handle and keys.
+ * Users that request the registered range share the provider's MR. A hit does not write to this MR.
+ * A user that requests another range gets a view: a struct verbs_mr with the same handle and keys.
  */
 #include <config.h>
 
@@ -51,7 +51,7 @@ static struct ibv_mr *show(struct mr_cache_ref ref, void *addr, size_t length)
 	return NULL;
 }
 
-/* If ref.mr is NULL, the range was not found. Otherwise this thread has no free view for it. */
+/* If ref.mr is NULL, the range was not found. Otherwise this thread has no free view. */
 static __attribute__((noinline)) void *
 reg_miss(struct ibv_pd *pd, uint64_t addr, uint64_t length, uint32_t access,
 	 struct mr_cache_ref ref)
@@ -116,8 +116,8 @@ reg(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
 	return mr_cache_find(pd, iova, length, rights);
 }
 
-/* Serves requests that can't be cached. Before the policy is known, serves all requests. With
- * ThreadSanitizer serves all requests, too. */
+/* Serves requests that can't be cached. Serves all requests before the policy is known, and with
+ * ThreadSanitizer. */
 static __attribute__((noinline)) struct ibv_mr *
 reg_slowpath(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
 	     unsigned int access)
@@ -141,7 +141,7 @@ struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length,
 		   reg_slowpath);
 }
 
-/* EBUSY must only mean that the registration has other users. */
+/* ibv_forget_mr() returns EBUSY only if the registration has other users. */
 static int forget_error(int error)
 {
 	return error == EBUSY ? EAGAIN : error;

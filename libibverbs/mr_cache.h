@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * With the cache ibv_reg_mr() finds an existing registration, and ibv_dereg_mr() keeps it for the
- * next call. When the memory of a registration is gone, the kernel reports this (mr_notify.h), and
- * no call finds the registration. RDMAV_MR_CACHE turns the cache on without IBV_ACCESS_CACHED.
+ * With the cache ibv_reg_mr() finds an existing registration, and ibv_dereg_mr() keeps the
+ * registration. When the memory of a registration is gone, the kernel reports this (mr_notify.h),
+ * and no call finds the registration. RDMAV_MR_CACHE turns the cache on without IBV_ACCESS_CACHED.
  * A device without IBV_DEVICE_MR_NOTIFY has no cache. All functions are thread safe. See
  * ibv_mr_cache(7), and the page of each function.
  */
@@ -22,8 +22,8 @@ struct ibv_pd;
 
 /*
  * A flag of ibv_reg_mr() and its iova variants. Older libraries ignore it. Several MRs may have the
- * same handle and keys. If they have remote rights, they have the same range and rights. Keys
- * work after ibv_dereg_mr(), until ibv_forget_mr(), eviction or suspension of the registration.
+ * same handle and keys. If they have remote rights, they have the same range and rights. After
+ * ibv_dereg_mr() keys work until eviction or suspension of the registration or ibv_forget_mr().
  */
 #define IBV_ACCESS_CACHED (1 << 29)
 
@@ -63,7 +63,7 @@ int ibv_is_reg(struct ibv_pd *pd, const void *addr, size_t length,
  * ibv_forget_mr - Deregister an MR for good, cached or not
  *
  * Returns 0 when the keys of mr give no access any more. Returns EBUSY if other MRs have the same
- * registration: no call finds this registration again, and it ends with the last MR. After any
+ * registration. Then no call finds this registration again, and it ends with the last MR. After any
  * other errno value mr is still valid.
  */
 int ibv_forget_mr(struct ibv_mr *mr);
@@ -71,7 +71,7 @@ int ibv_forget_mr(struct ibv_mr *mr);
 /**
  * ibv_reg_mr_limits - Set (new_limits) and return (old_limits) the limits of a context's cache
  *
- * Either may be NULL. Idle registrations beyond the new limits end before the call returns.
+ * Either pointer may be NULL. Idle registrations beyond the new limits end before the call returns.
  * Registrations in use beyond the limits serve no further request, and end with the last user.
  *
  * Returns 0, or an errno value and changes nothing: EOPNOTSUPP when the context has no cache, ENOMEM

@@ -10,7 +10,7 @@
 
 #include "mr_cache_private.h"
 
-/* Must not allocate (as dprintf() does before glibc 2.37): a signal handler may call exit(). */
+/* A signal handler may call exit(), so don't allocate. dprintf() allocates before glibc 2.37. */
 __attribute__((format(printf, 1, 2))) static void say(const char *format, ...)
 {
 	char line[512];
@@ -26,7 +26,7 @@ __attribute__((format(printf, 1, 2))) static void say(const char *format, ...)
 		return; /* there is no other place for the message */
 }
 
-/* Skips a context that registered nothing, as in most forked children: their cache starts empty. */
+/* Skips a context that registered nothing. Most forked children have only such contexts. */
 static bool report(void *context, const struct ibv_mr_cache_stats *seen,
 		   const void *unused)
 {
@@ -88,8 +88,8 @@ __attribute__((constructor)) static void notice_forks(void)
 }
 
 /*
- * In a child, ends idle registrations of the parent's context, which would keep the PD until the
- * parent ends. The kernel ends all others. Waits for no lock: a signal handler may call exit().
+ * In a child, ends idle registrations of the parent's context. They would keep the PD until the
+ * parent ends. A signal handler may call exit(), so don't wait for locks.
  */
 __attribute__((destructor)) static void leave(void)
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * If a program that does not know of the cache calls a verb that a cached MR does not support,
- * turns the cached MR into a plain MR with the same keys.
+ * Some verbs do not support a cached MR. If a program that does not know of the cache calls such a
+ * verb, this file turns the MR into a plain MR with the same keys.
  */
 #include <config.h>
 
@@ -63,7 +63,7 @@ static bool would_open_pages(struct ibv_mr *mr, int flags, int access)
 	       access & (REMOTE_ACCESS | IBV_ACCESS_MW_BIND);
 }
 
-/* Don't call the ibv_rereg_mr() of a preloaded library: this library may be the caller. */
+/* A preloaded library may replace ibv_rereg_mr() and be the caller, so don't call its function. */
 #if (defined(HAVE_FULL_SYMBOL_VERSIONS) ||                                     \
      defined(HAVE_LIMITED_SYMBOL_VERSIONS)) &&                                 \
 	!defined(_STATIC_LIBRARY_BUILD_)
@@ -82,7 +82,7 @@ bool mr_cache_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd,
 
 	if (mr_cache_owns(mr) && !mr_cache_is_unasked())
 		goto invalid;
-	/* If the provider lacks the op, the call fails without any change: the entry stays cached. */
+	/* If the provider lacks the op, the call fails, and the entry stays cached. */
 	if (get_ops(mr->context)->rereg_mr == verbs_dummy_ops.rereg_mr) {
 		if (!mr_cache_owns(mr))
 			return false;

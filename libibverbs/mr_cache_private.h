@@ -28,7 +28,7 @@ enum policy {
 /* These flags are added to the access of each request. NOT_ASKED selects the slow path. */
 #define NOT_ASKED (1U << 31)
 extern unsigned int mr_cache_default __attribute__((visibility("hidden")));
-/* With any of these rights a key must not give more access than requested; 0: peers are trusted. */
+/* A key with any of these rights must not exceed the request. If peers are trusted, this is 0. */
 extern unsigned int mr_cache_exact_rights __attribute__((visibility("hidden")));
 
 enum policy mr_cache_policy(void) __attribute__((visibility("hidden")));

@@ -40,8 +40,8 @@ static uint32_t command_of(const struct ibv_command_buffer *cmd)
 }
 
 /*
- * The resources that a command may lack: memory (ENOMEM), an object of the control group (EAGAIN),
- * a key (ENOSPC). For other commands EAGAIN and ENOSPC have other reasons (a locked file).
+ * A command may lack memory (ENOMEM), an object of the control group (EAGAIN) or a key (ENOSPC).
+ * For other commands EAGAIN and ENOSPC have other reasons, such as a locked file.
  */
 enum { MEMORY = 1, OBJECT = 2, KEY = 4 };
 
@@ -73,7 +73,7 @@ static unsigned int may_lack(const struct ibv_command_buffer *cmd)
 	case WRITE(EX_CMD_CREATE_RWQ_IND_TBL):
 	case WRITE(EX_CMD_CREATE_WQ):
 		return MEMORY | OBJECT;
-	/* Don't repeat these: the requests before the failing request stay posted. */
+	/* Don't repeat these commands, because requests before the failed request stay posted. */
 	case WRITE(CMD_POST_SEND):
 	case WRITE(CMD_POST_RECV):
 	case WRITE(CMD_POST_SRQ_RECV):
@@ -83,7 +83,7 @@ static unsigned int may_lack(const struct ibv_command_buffer *cmd)
 	return cmd->hdr.object_id == UVERBS_OBJECT_MR ? MEMORY | KEY : MEMORY;
 }
 
-/* Does the command register more bytes than could be pinned without idle registrations? */
+/* Would the command exceed the limits even if no idle registration were pinned? */
 static bool is_hopeless(const struct ibv_command_buffer *cmd)
 {
 	const struct ib_uverbs_attr *attr = NULL;
@@ -130,7 +130,7 @@ static bool is_of_device(void *context, const struct ibv_mr_cache_stats *unused,
 
 #define RETRIES 32
 
-/* Repeats the command once, then as long as registrations end: other threads may take the room. */
+/* Repeats the command while registrations end, at least once. Other threads may take the room. */
 bool mr_cache_retry_cmd(struct ibv_context *context,
 			struct ibv_command_buffer *cmd)
 {

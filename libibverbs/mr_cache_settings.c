@@ -63,7 +63,7 @@ static struct {
 static bool parse(const char *text, uint64_t *value)
 {
 	static const char units[] = "KMGTkmgt";
-	/* There are no octal numbers: 010 is ten. */
+	/* There are no octal numbers, so 010 is ten. */
 	const bool is_hex = text[0] == '0' && (text[1] == 'x' || text[1] == 'X');
 	const char *unit;
 	int shift = 0;
@@ -207,7 +207,7 @@ bool mr_cache_may_pin(uint64_t length)
 		return false;
 	if (lockable == UINT64_MAX)
 		return true;
-	/* Read `idle` first: bytes that other threads unpin in between must not count as used. */
+	/* Read `idle` first. Otherwise memory that other threads unpin would count as used. */
 	idle = mr_cache_idle_bytes();
 	pinned = pinned_bytes();
 	return idle > pinned || pinned - idle <= lockable - length;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * ibv_reg_mr_ex(), which ibv_reg_buf_mr() calls. A request that ibv_reg_mr_iova2() could express is
- * cached in the same way. ibv_reg_notified_mr() serves a request with a word. All other requests
- * go to the provider.
+ * This file serves ibv_reg_mr_ex() and ibv_reg_buf_mr(). If ibv_reg_mr_iova2() could express a
+ * request, the cache serves the request in the same way. ibv_reg_notified_mr() serves a request
+ * with a word. All other requests go to the provider.
  */
 #include <config.h>
 
@@ -16,7 +16,7 @@ static uint64_t iova_of(const struct ibv_mr_init_attr *attr)
 	return attr->comp_mask & IBV_REG_MR_MASK_IOVA ? attr->iova : (uintptr_t)attr->addr;
 }
 
-/* Is the memory an address, perhaps with an iova? */
+/* Does the request name the memory by an address, perhaps with an iova? */
 static bool is_memory(const struct ibv_mr_init_attr *attr)
 {
 	return (attr->comp_mask & ~IBV_REG_MR_MASK_IOVA) == IBV_REG_MR_MASK_ADDR;

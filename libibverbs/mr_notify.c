@@ -16,9 +16,9 @@
 /*
  * Returns 0 if a verb may call the kernel, otherwise the errno value of the verb.
  *
- * Only a plain registration has pages of this process that can be watched. The kernel would refuse
- * most other kinds, but not an imported handle, which it can't distinguish from the original. A
- * device that the process drives itself (VFIO) has no kernel driver.
+ * Only a plain registration has pages of this process that the kernel can watch. The kernel would
+ * refuse most other kinds of MRs. But it can't distinguish an imported handle from the original
+ * handle. A device that the process drives itself (VFIO) has no kernel driver.
  */
 static int check_mr(struct ibv_mr *mr)
 {

@@ -6,7 +6,7 @@
  *
  * Included by <infiniband/verbs.h>. A program that keeps registrations after a transfer
  * (a registration cache) checks the word before it uses a registration again. A program
- * that deregisters before it frees memory does not need this.
+ * that deregisters before it frees memory needs no notification.
  */
 #ifndef INFINIBAND_MR_NOTIFY_H
 #define INFINIBAND_MR_NOTIFY_H
@@ -34,23 +34,23 @@ struct ibv_mr;
 struct ibv_pd;
 
 /*
- * Bits 0-7 of the word belong to the kernel, which atomically sets only INVALID,
- * SUSPECT and SUSPENDED. It clears SUSPECT when it has found the registration intact,
- * and SUSPENDED when the registration has pages again. Bits 0-7 must be 0 when the word
- * is registered: the kernel does not check them, and settling does not clear bits that
+ * Bits 0-7 of the word belong to the kernel, which atomically sets only INVALID, SUSPECT
+ * and SUSPENDED. The kernel clears SUSPECT when it has found the registration intact, and
+ * SUSPENDED when the registration has pages again. Bits 0-7 must be 0 when the word is
+ * registered. The kernel does not check these bits, and settling does not clear bits that
  * were set before. Before a word goes to another MR, call ibv_unreg_mr_notify() or
  * ibv_dereg_mr(), and clear these bits. Bits 8-63 belong to the application, which must
  * change the word with atomic operations only. The kernel never changes these bits.
  */
 enum ibv_mr_notify_bits {
 	/*
-	 * The address range, or a part of it, no longer maps the registered
-	 * pages. This is final: register again.
+	 * The address range, or a part of it, no longer maps the registered pages. This
+	 * is final. Register the memory again.
 	 */
 	IBV_MR_NOTIFY_INVALID		= 1 << 0,
 	/*
-	 * The address range may have changed: call ibv_settle_mr_notify() before
-	 * the next use of the registration.
+	 * The address range may have changed. Call ibv_settle_mr_notify() before the next
+	 * use of the registration.
 	 */
 	IBV_MR_NOTIFY_SUSPECT		= 1 << 1,
 	/*
@@ -64,16 +64,16 @@ enum ibv_mr_notify_bits {
 };
 
 /*
- * A bit of device_cap_flags_ex, in addition to IBV_DEVICE_MR_NOTIFY. If it is set, the
- * device loses its access to the pages after INVALID, and the kernel unpins them. Without
- * this bit the pages stay pinned until ibv_dereg_mr().
+ * A bit of device_cap_flags_ex, in addition to IBV_DEVICE_MR_NOTIFY. If the bit is set,
+ * the device loses its access to the pages after INVALID, and the kernel unpins the
+ * pages. Without this bit the pages stay pinned until ibv_dereg_mr().
  */
 #define IBV_DEVICE_MR_REVOKE (1ULL << 60)
 
 /*
- * A bit of device_cap_flags_ex. If it is set, the kernel suspends idle registrations, and
- * restores them under the same keys. If a device has only IBV_DEVICE_MR_REVOKE, idle
- * registrations become INVALID instead.
+ * A bit of device_cap_flags_ex. If the bit is set, the kernel suspends idle
+ * registrations, and restores them under the same keys. If a device has only
+ * IBV_DEVICE_MR_REVOKE, idle registrations become INVALID instead.
  */
 #define IBV_DEVICE_MR_RECLAIM (1ULL << 61)
 
@@ -85,7 +85,7 @@ enum ibv_mr_notify_bits {
  * On success the kernel writes to *word from now on, until ibv_unreg_mr_notify() or
  * ibv_dereg_mr() returns. Until then the word must stay mapped at its address, and must
  * not be the word of another MR. The word must not be in the registered memory. No event
- * is lost: if an event before or during this call invalidates the registration, the call
+ * is lost. If an event before or during this call invalidates the registration, the call
  * succeeds and the word says INVALID.
  *
  * Returns 0, or an errno value and changes nothing:
@@ -166,8 +166,8 @@ int ibv_unreg_mr_notify(struct ibv_mr *mr);
  *
  * Returns 0, or an errno value and leaves the word SUSPECT or SUSPENDED:
  *   EINVAL      mr has no word, or another process registered mr
- *   EAGAIN      for a second, a file of this memory was locked, or the memory changed without
- *               a pause; or the memory can't be pinned at the moment
+ *   EAGAIN      a file of this memory was locked for a second, the memory changed for a second
+ *               without a pause, or the memory can't be pinned at the moment
  *   ENOMEM      out of memory, or over RLIMIT_MEMLOCK
  *   EBUSY       another thread re-registers mr
  *   EIO         as for ibv_reg_mr_notify()
@@ -186,23 +186,25 @@ enum ibv_mr_notify_attr_mask {
 };
 
 /*
- * The word of a registration and its options. The library reads it during the call only.
+ * The word of a registration and its options. The library reads the struct only during
+ * the call.
  *
- * changes and event_fd report that some word has become INVALID. A cache loads one counter,
- * and checks its words only when the counter has changed. A server sleeps in poll(). Each
- * word counts once when it becomes INVALID, for any reason. A word that is INVALID when the
- * call returns counts, too. The kernel sets INVALID, then adds 1 to changes. Both happen
- * before the end of the system call that takes the memory away. Soon after it has set the
- * word, the kernel adds 1 to the eventfd.
+ * The fields changes and event_fd report that some word has become INVALID. A cache loads
+ * the counter, and checks its words only when the counter has changed. A server sleeps in
+ * poll() on the eventfd. Each word counts once when it becomes INVALID, for any reason.
+ * If a word is INVALID when the call returns, the word counts, too. The kernel sets
+ * INVALID, then adds 1 to changes. Both happen before the end of the system call that
+ * takes the memory away. Soon after it has set the word, the kernel adds 1 to the
+ * eventfd.
  */
 struct ibv_mr_notify_attr {
 	uint64_t  comp_mask;	/* enum ibv_mr_notify_attr_mask: which fields below are valid */
 	uint64_t *word;		/* as for ibv_reg_mr_notify(); always valid */
 	uint64_t  in_use;	/* as for ibv_reg_mr_notify_reclaim() */
 	/*
-	 * A counter: 8-byte aligned memory as for a word, but not a word. Several MRs, even
-	 * of several processes, may share a counter. It must stay mapped while an armed MR
-	 * uses it.
+	 * A counter: 8-byte aligned memory as for a word, but not a word. Several MRs,
+	 * even of several processes, may share a counter. The counter must stay mapped
+	 * while an armed MR uses it.
 	 */
 	uint64_t *changes;
 	int	  event_fd;	/* an eventfd(2); may be closed after the call */
@@ -226,9 +228,9 @@ struct ibv_mr_notify_attr {
  * Does the same as ibv_reg_mr_iova() and ibv_reg_mr_notify_ex(), but the kernel visits
  * each page only once. After ibv_dereg_mr() another MR may have the word.
  *
- * Returns the MR; or NULL and registers nothing, with the errno of ibv_reg_mr_iova() or
- * ibv_reg_mr_notify_ex(). The word is then unchanged, or INVALID if the kernel had armed it
- * before the failure. Thread safe.
+ * Returns the MR. On failure returns NULL and registers nothing. errno is as for
+ * ibv_reg_mr_iova() or ibv_reg_mr_notify_ex(). The word is then unchanged, or INVALID if
+ * the kernel had armed the MR before the failure. Thread safe.
  */
 struct ibv_mr *ibv_reg_notified_mr(struct ibv_pd *pd, void *addr, size_t length,
 				   uint64_t iova, unsigned int access,

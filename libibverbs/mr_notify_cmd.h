@@ -45,8 +45,8 @@ struct mr_notify_retry {
 bool mr_notify_retries_blocked(struct mr_notify_retry *retry, int error);
 
 /*
- * Call after each attempt, with its error. Returns true if the caller must repeat the attempt. Set
- * @blocked to false before the first attempt.
+ * Call this after each attempt, with the error of the attempt. Returns true if the caller must
+ * repeat the attempt. Set @blocked to false before the first attempt.
  */
 static inline bool mr_notify_retries(struct mr_notify_retry *retry, int error)
 {
@@ -59,7 +59,7 @@ struct mr_notify_request {
 	uint64_t start;
 	uint64_t length;
 	uint64_t iova;
-	const struct ibv_mr_notify_attr *attr; /* NULL: the fields below count instead */
+	const struct ibv_mr_notify_attr *attr; /* if NULL, the fields below count instead */
 	uint64_t *word;
 	uint64_t in_use;
 	uint32_t access;
@@ -85,13 +85,13 @@ struct ibv_mr *mr_notify_reg_mr(struct ibv_pd *pd,
 				struct mr_notify_request *request);
 int mr_notify_dereg_mr(struct ibv_mr *mr);
 /*
- * Is the command with this core part the registration to arm? If so, call mr_notify_execute()
- * instead of execute_ioctl().
+ * Returns true if the command with this core part is the registration to arm. Then call
+ * mr_notify_execute() instead of execute_ioctl().
  */
 bool mr_notify_tells_word(unsigned int write_method, const void *core);
 int mr_notify_execute(struct ibv_context *context,
 		      struct ibv_command_buffer *cmd);
-/* The request of this thread whose command is @cmd, or NULL. */
+/* Returns the request of this thread whose command is @cmd, or NULL. */
 const struct mr_notify_request *
 mr_notify_request_of(const struct ibv_command_buffer *cmd);
 

@@ -5,18 +5,19 @@
  * The kernel's core evaluates the attributes, so they work with every driver.
  *
  * During the provider's call, a hook of an allocator may register other memory, plainly or
- * through the cache. If a thread had only one pending word, A would not be armed:
+ * through the cache. If a thread had only one pending word, registration A would not be
+ * armed:
  *
  *   registration A                  the hook, in A's calloc()
  *   word = A's
  *                                   word = B's; registers B; word = none
  *   A's command: no word            [A is taken for armed, but is not]
  *
- * So requests are a stack. A command takes the word of the innermost request only if
- * command and request have the same range and access. A plain registration never has the
- * access flag TRACK. On a kernel that does not know the attributes the command fails, and a
- * provider may register by another command. So an MR counts as armed only if the command
- * with the attributes returned its handle.
+ * So the pending requests are a stack. A command takes the word of the innermost request
+ * only if command and request have the same range and access. A plain registration never
+ * has the access flag TRACK. If a kernel does not know the attributes, the command fails,
+ * and a provider may register by another command. So an MR counts as armed only if the
+ * command with the attributes returned its handle.
  */
 #include <config.h>
 
@@ -106,9 +107,9 @@ int mr_notify_execute(struct ibv_context *context,
 }
 
 /*
- * Does not call ibv_dereg_mr(), because a preloaded library may replace this verb. The library
- * never saw this MR, and may be inside a call itself. The cache does not need the verb's
- * ibv_dofork_range(): see keeps_ranges_from_children().
+ * Does not call ibv_dereg_mr(), because a preloaded library may replace this verb. The
+ * preloaded library never saw this MR, and may be inside a call itself. The cache does not
+ * need the verb's ibv_dofork_range(): see keeps_ranges_from_children().
  */
 int mr_notify_dereg_mr(struct ibv_mr *mr)
 {
@@ -165,8 +166,9 @@ struct ibv_mr *mr_notify_reg_mr(struct ibv_pd *pd,
 		}
 	}
 	/*
-	 * If the command armed an MR that was then deregistered, clear the kernel's INVALID. If
-	 * the command of a verb failed, don't write to the word, because it may not be mapped.
+	 * If the command armed an MR that was then deregistered, clear the kernel's
+	 * INVALID. If the command of a verb failed, don't write to the word, because the
+	 * word may not be mapped.
 	 */
 	if (!mr && (!request->attr || request->armed != NO_HANDLE))
 		clear_kernel_bits(request->word);

@@ -8,8 +8,8 @@
  * Chunks are never unmapped.
  *
  * There is no lock, because a child of fork() or a signal handler may allocate and free words.
- * Allocating a word sets a bit of @used, and freeing the word clears the bit. Each is one atomic
- * operation.
+ * Allocating a word sets a bit of @used, and freeing the word clears the bit. Each change is one
+ * atomic operation.
  */
 #include <config.h>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Each thread keeps some views (mr_view.h). When the thread ends, this file frees these views.
- * If the thread frees a view even later, the view goes to free(). A thread that ends after the
+ * Each thread keeps some views (mr_view.h). When the thread ends, this file frees these views. If
+ * the thread frees another view afterwards, the view goes to free(). A thread that ends after the
  * library was unloaded leaks its views.
  */
 #include <config.h>

@@ -4,8 +4,8 @@
  * registration: a struct verbs_mr with the provider's handle and keys, and its own
  * addr and length.
  *
- * malloc() and free() cost more than the rest of a hit. So until a thread ends, it keeps
- * a few of the views that it freed.
+ * malloc() and free() cost more than the rest of a hit. So until a thread ends, the thread
+ * keeps a few of the views that it freed.
  */
 #ifndef IB_VERBS_MR_VIEW_H
 #define IB_VERBS_MR_VIEW_H
@@ -52,8 +52,8 @@ static inline void *mr_view_alloc_kept(void)
 
 /*
  * Returns MR_VIEW_SIZE uninitialized bytes, or NULL if memory is short. The program's
- * malloc() may be a cancellation point, but this function is none, because a cancellation
- * here would leak the reference of the view.
+ * malloc() may be a cancellation point. This function disables cancellation, because a
+ * cancellation here would leak the reference of the view.
  */
 static inline void *mr_view_alloc(void)
 {

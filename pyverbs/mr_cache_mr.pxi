@@ -9,10 +9,11 @@ from libc.errno cimport EBUSY
 def mr_forget(MR self not None):
     """
     Close this MR and remove its registration from the registration cache. (close() alone leaves a
-    cached registration there, with usable keys.) An MR that is not cached is only deregistered. A
-    subclass's close() is called only for a DmaBufMR. Thread safe, but during the call no other
-    thread may close the PD or context of the MR. The only methods of the MR that another thread
-    may call are close() and forget().
+    cached registration there, with usable keys.) An MR that is not cached is only deregistered.
+    For a DmaBufMR forget() calls close(), even the close() of a subclass. For other MRs forget()
+    does not call close(). Thread safe, but during the call no other thread may close the PD or
+    context of the MR. The only methods of the MR that another thread may call are close() and
+    forget().
     :return: True: the device and peers have no access by the keys of the MR any more.
              False: the registration has other users. No request finds it any more, and it
              ends with its last user. This MR is closed in both cases.

@@ -5,8 +5,8 @@
 # reg_notify() allocates the word of an MR by ibv_alloc_notify_word(). close() frees the word after
 # the MR is gone.
 
-# Converting an argument may run code of the application (__index__), which may close the object of
-# the method. So methods first convert, and then check whether the object is open.
+# A method that converts an argument may run code of the application (__index__). This code may
+# close the object. So methods first convert, and then check whether the object is open.
 
 cimport cython
 from cpython.number cimport PyNumber_Index

@@ -18,8 +18,8 @@
 namespace mr_cache {
 
 /*
- * The newest registrations in progress. A request for the same range waits for the registration, at
- * most some milliseconds (await()), because the waiting thread may hold a lock that the registering
+ * The newest registrations in progress. A request for the same range waits for the registration,
+ * but only some milliseconds (await()), because its thread may hold a lock that the registering
  * thread needs. An allocator's hook does not wait, because two hooks could wait for each other.
  */
 template <class Env> class operations {
@@ -61,7 +61,7 @@ template <class Env> struct arena {
 		atomic<uint32_t> generation; // 0 before the arena is initialized
 		atomic<uint32_t> last_hint;
 		atomic<uint64_t> epoch; // the upper bits of stamps
-		atomic<uint32_t> high;	// entries from this index on are unused; 0 is no entry
+		atomic<uint32_t> high;	// entries from this index on are unused; 0 means no entry
 		atomic<uint32_t> birth; // set to 1 by the thread that initializes the arena
 	} hot;
 
@@ -71,7 +71,7 @@ template <class Env> struct arena {
 	alignas(128) typename Env::mutex mutex;
 	operations<Env> making;
 	uint32_t deregistering; // the number of entries that are being deregistered
-	uint64_t until;		// the deadline of waits for a deregistration, as entry.until
+	uint64_t until;		// the deadline of waits for a deregistration (see entry.until)
 	uint64_t deregistered;	// the number of deregistered entries
 	uint32_t free_entry;	// a list of free entries, linked by entry.link
 	uint32_t kernel_words;	// a list of free entries whose words the kernel may still write
@@ -84,7 +84,7 @@ template <class Env> struct arena {
 	entry<Env> entries[Env::entries];
 	hints<Env> hint;
 
-	/* The time for stamps. A wrong stamp only makes eviction choose a worse victim. */
+	/* The time for stamps. With a wrong stamp eviction only chooses a worse victim. */
 	uint64_t now() const
 	{
 		return hot.epoch.load(std::memory_order_relaxed) << 32 | Env::tick();
@@ -92,7 +92,7 @@ template <class Env> struct arena {
 
 	uint32_t index_of(const entry<Env> &e) const { return static_cast<uint32_t>(&e - entries); }
 
-	/* The caller took a reference in generation `taken`. Later children get EOPNOTSUPP. */
+	/* The caller took a reference in generation `taken`. A later child gets EOPNOTSUPP. */
 	int hit(uint32_t i, uint32_t taken, mr_cache_ref *ref)
 	{
 		entry<Env> &e = entries[i];
@@ -106,8 +106,8 @@ template <class Env> struct arena {
 	uint32_t high() const { return hot.high.load(std::memory_order_relaxed); }
 	uint32_t last_hint() const { return hot.last_hint.load(std::memory_order_relaxed); }
 
-	/* Makes memory for the next misses accessible, without the mutex. System calls and page
-	 * faults deliver signals, and a handler can't use the cache if its thread has the mutex. */
+	/* Makes memory for later misses accessible. Call this without the mutex, because system
+	 * calls deliver signals, and a handler can't use the cache if its thread has the mutex. */
 	void prepare()
 	{
 		const uint32_t last = ready_hint.load(std::memory_order_relaxed);

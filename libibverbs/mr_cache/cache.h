@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The hit path of the registration cache, and the other requests of owners. arena.h has the state,
- * locked.h has the work under the mutex, and miss.h has the registration. Env has all system
+ * The hit path of the registration cache, and the other functions of its interface. arena.h has the
+ * state, locked.h has the work under the mutex, and miss.h has the registration. Env has all system
  * functions that the cache needs. Tests have their own Env, with a scheduler and without a kernel.
  *
  * A hit reads the cache line of arena.hot, a bucket of hints, and the line of the entry. The hit
- * writes only the entry's line: the reference, then the stamp. A release writes this line once.
+ * writes the entry's line, first the reference, then the stamp. A release writes the line once.
  */
 #ifndef MR_CACHE_CACHE_H
 #define MR_CACHE_CACHE_H
@@ -24,9 +24,9 @@ public:
 	bool is_started() const { return memory.get(); }
 
 	/*
-	 * If a registration has exactly this range and rights, returns it. Otherwise jumps to
-	 * `on_miss`, with a registration that contains the range, or with NULL. All calls are tail
-	 * calls, so a hit does not have to save registers.
+	 * If a registration has exactly this range and rights, returns the registration. Otherwise
+	 * jumps to `on_miss`, with a registration that contains the range, or with NULL. All calls
+	 * are tail calls, so a hit does not have to save registers.
 	 */
 	template <class OnMiss>
 	[[gnu::always_inline]] void *find(void *pd, uint64_t addr, uint64_t length, uint32_t access,
@@ -34,7 +34,7 @@ public:
 	{
 		arena<Env> *const a = memory.get();
 		const request want(pd, addr, length, access);
-		/* In a new child lookup() finds 0: the hints are zeros until long after begin(). */
+		/* In a new child lookup() returns 0, because all hints are 0 until a miss. */
 		const uint32_t i = a ? a->hint.lookup(a->hint.hash_of(want), a->last_hint()) : 0;
 
 		if (!i) [[unlikely]]
@@ -51,7 +51,7 @@ public:
 
 		void *mr = e.registration();
 
-		/* mr is NULL if a signal handler has just forked and this is the child. */
+		/* If a signal handler has just forked, mr is NULL in the child. */
 		if (!mr) [[unlikely]]
 			return on_miss(pd, addr, length, access, mr_cache_ref{});
 		return mr;
@@ -134,7 +134,7 @@ public:
 		if (!to)
 			return 0;
 		lock.a.owner[o].limits = *to;
-		/* The loop ends even if deregistering fails: each iteration removes an entry. */
+		/* Each iteration removes an entry, so the loop ends even if deregistering fails. */
 		while (lock && lock.a.owner[o].is_over() && lock.evict(o, lock.ALL))
 			lock.dereg_pending();
 		if (lock)
@@ -265,7 +265,7 @@ public:
 	}
 
 private:
-	/* The last argument is the entry, because find() has no register left for its index. */
+	/* Takes the entry, not its index, because find() has no register left for an index. */
 	template <class OnMiss>
 	[[gnu::noinline]] void *find_part(void *pd, uint64_t addr, uint64_t length, uint32_t access,
 					  OnMiss on_miss, entry<Env> &e)
@@ -277,7 +277,7 @@ private:
 			return find_nothing(pd, addr, length, access, on_miss, e);
 		e.use(a->now());
 
-		/* Read the generation before the registration, which is NULL in a child. */
+		/* Load generation first. If a fork follows, mr is NULL in the child. */
 		const uint32_t generation = a->generation();
 		void *const mr = e.registration();
 
@@ -310,7 +310,7 @@ private:
 			lock.retire(i);
 	}
 
-	/* Returns 0 for a reference that an ancestor process took. */
+	/* Returns 0 for a reference that an ancestor process took, otherwise EINVAL. */
 	[[gnu::noinline, gnu::cold]] int release_foreign(uint32_t theirs)
 	{
 		const arena<Env> *a = memory.get();
@@ -340,7 +340,7 @@ private:
 
 		const int error = lock.dereg_pending(i);
 
-		/* After this error the user still has the MR. */
+		/* If the deregistration failed, the user still has the MR. */
 		if (error && lock && w.suspended(w.peek_relaxed()))
 			lock.settle(i);
 		return error;

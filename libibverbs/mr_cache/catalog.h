@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The index of the entries that requests may find. Each set of rights has a tree of the entries
- * that serve any part of their range. A tree is sorted by key (PD and relaxed ordering), then by
- * start. Entries that serve exactly their range and rights are in hash chains. A request for a part
- * searches the tree of its own rights, then the trees of larger sets of rights.
+ * The catalog is the index of the entries that requests may find. Each set of rights has a tree of
+ * the entries that serve any part of their range. A tree is sorted by key (PD and relaxed
+ * ordering), then by start. Entries that serve exactly their range and rights are in hash chains. A
+ * request for a part searches the tree of its own rights, then the trees of larger sets of rights.
  *
  * insert() ensures that no entry contains another entry of the same tree and key. So the entries
  * are sorted by end, too. Only the last entry that starts at or before the address of a request can
@@ -14,7 +14,7 @@
  * of nodes, and its steps are limited. If search() returns a removed entry, the reader notices this
  * when it takes the reference. If search() returns 0 and the version has changed, the reader
  * searches again under the mutex. [Required: a change stores the version last (release), and a
- * reader loads it before the search (acquire). So the search sees all changes up to this version.]
+ * reader loads the version before the search (acquire). So the search sees all changes up to then.]
  */
 #ifndef MR_CACHE_CATALOG_H
 #define MR_CACHE_CATALOG_H
@@ -25,7 +25,7 @@
 
 namespace mr_cache {
 
-/* The index 0 is no entry. */
+/* The index 0 means that there is no entry. */
 struct neighbours {
 	uint32_t before;
 	uint32_t after;
@@ -36,7 +36,7 @@ public:
 	/* Changes when an entry is inserted or erased. */
 	uint64_t version() const { return changes.load(std::memory_order_acquire); }
 
-	/* The memory of the nodes of the entries from `first` on. */
+	/* Returns the address of the node of entry `first`. The nodes of later entries follow. */
 	void *node_memory(uint32_t first) { return &nodes[first]; }
 	static constexpr size_t node_bytes(uint32_t count) { return count * sizeof(node); }
 
@@ -46,7 +46,7 @@ public:
 		if (want.exact())
 			return search_exact(want, entries);
 
-		/* The request's own set comes first: sets that contain it have higher numbers. */
+		/* The request's own set comes first, because larger sets have higher numbers. */
 		for (uint32_t trees = get(present) & containing(want.access & RIGHTS); trees;
 		     trees &= trees - 1) {
 			const link &root = roots[__builtin_ctz(trees)];
@@ -58,7 +58,7 @@ public:
 		return 0;
 	}
 
-	/* Needs the mutex. Returns the last entry that starts at or before addr, and the next. */
+	/* Needs the mutex. Returns the last entry whose start is <= addr, and the next entry. */
 	neighbours beside(const request &want, uint64_t addr) const
 	{
 		const neighbours found = beside(roots[want.access & RIGHTS], want.key, addr + 1);
@@ -67,7 +67,7 @@ public:
 	}
 
 	/* No entry with the same rights may contain the new entry. If the new entry contains entry
-	 * n, calls retire(n), which erases entry n. Returns whether it overlaps another entry. */
+	 * n, calls retire(n), which erases entry n. Returns whether the new entry overlaps any. */
 	template <class Retire>
 	bool insert(uint32_t i, const entry<Env> *entries, const Retire &retire)
 	{
@@ -169,7 +169,7 @@ private:
 		return 0;
 	}
 
-	/* A mask of the sets of rights that contain these rights. */
+	/* Returns a mask of the sets of rights that contain these rights. */
 	static uint32_t containing(uint32_t rights)
 	{
 		static constexpr uint16_t sets[RIGHTS + 1] = {
@@ -249,7 +249,7 @@ private:
 	typename Env::template atomic<uint64_t> changes;
 	link present; // which roots are not empty
 	link roots[RIGHTS + 1];
-	link heads[HEADS];	  // the heads of the chains, linked by `left`
+	link heads[HEADS];	  // the heads of the hash chains, which `left` links
 	node nodes[Env::entries]; // last, because they become accessible in pieces (arena.h)
 };
 

@@ -26,7 +26,7 @@ struct request {
 	{
 	}
 
-	/* The PD with RELAXED_ORDERING and EXACT in its low bits: PDs are aligned to four bytes. */
+	/* A key is the PD's address with RELAXED_ORDERING and EXACT in its two unused low bits. */
 	static uint64_t key_of(void *pd, uint32_t access)
 	{
 		return reinterpret_cast<uintptr_t>(pd) + (access >> 20 & 3);
@@ -94,7 +94,7 @@ public:
 		return shown_addr() == want.addr && shown_length() == want.length;
 	}
 
-	/* False for an empty range, and for a range that wraps around. */
+	/* Returns false for an empty range, and for a range that wraps around. */
 	bool contains(const request &want) const
 	{
 		const uint64_t offset = want.addr - start(), all = size();
@@ -146,15 +146,15 @@ private:
 
 public:
 	/* The cache's mutex guards these fields. */
-	alignas(64) uint32_t link; // the next free entry, or the next to be deregistered
+	alignas(64) uint32_t link; // the next free entry, or the next entry to deregister
 	uint32_t owner;		   // an index in owners
 	enum state state;
-	bool settles;	// a thread settles it
-	uint64_t until; // the deadline of waits for the entry, or LATE; 0: no thread has waited
+	bool settles;	// a thread is settling the entry
+	uint64_t until; // the deadline of waits for the entry, or LATE; 0 if no thread has waited
 	struct {
 		uint32_t next, prev;
-	} of_owner;	// in the list of its owner
-	uint32_t views; // 1 + the number of requests that were merged into it
+	} of_owner;	// the neighbours in the list of the owner
+	uint32_t views; // 1 + the number of requests that were merged into the entry
 };
 
 } // namespace mr_cache

@@ -102,7 +102,7 @@ private:
 		return (where + (want.key ^ want.access) * 0xff51afd7ed558ccd) * ODD;
 	}
 
-	/* Bits of the hash that do not select the bucket. */
+	/* Returns bits of the hash that do not select the bucket. */
 	static uint32_t tag_of(uint64_t hash) { return static_cast<uint32_t>(hash >> 8) & ~INDEX; }
 
 	alignas(64) bucket table[MOST + 1];

@@ -59,7 +59,7 @@ struct linux_env {
 			waiting.store(true, std::memory_order_relaxed);
 			return count.load(std::memory_order_relaxed);
 		}
-		/* Returns false after the deadline. With 0 there is no deadline. */
+		/* Returns false after the deadline. A deadline of 0 means that there is none. */
 		bool wait(uint32_t seen, uint64_t deadline)
 		{
 			const timespec at = {static_cast<time_t>(deadline / SECOND),
@@ -231,7 +231,7 @@ struct linux_env {
 		return state;
 	}
 
-	/* Orders a thread's hits between two misses. */
+	/* Returns a number that orders a thread's hits between two misses. */
 	static uint32_t tick()
 	{
 		static constinit thread_local uint32_t sequence STATIC_TLS = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Work under the mutex of the cache: how an entry begins and ends.
+ * The work under the mutex of the cache. An entry changes its state as follows:
  *
  *	      allocate()          publish()        close()                dereg_pending()
  *	FREE -----------> MAKING ----------> OPEN ---------> DEREGISTERING --------------> FREE
@@ -18,9 +18,9 @@
  *
  * If a signal handler interrupts a thread that has the mutex, or is about to take it, the handler
  * gets no lock (operator bool), and works without the cache. If the handler forks and returns in
- * the child, the interrupted thread continues in an arena of zeros. There all its loops end, and
- * all its indexes are valid. When this thread unlocks the mutex, it clears the arena again. If this
- * thread then tries to lock the mutex, it sees another generation, gets no lock, and returns.
+ * the child, the interrupted thread continues in an arena of zeros. There all loops of the thread
+ * end, and all indexes are valid. When this thread unlocks the mutex, it clears the arena again. If
+ * this thread then tries to lock the mutex, it sees another generation, gets no lock, and returns.
  */
 #ifndef MR_CACHE_LOCKED_H
 #define MR_CACHE_LOCKED_H
@@ -31,7 +31,7 @@ namespace mr_cache {
 
 template <class Env> class locked {
 public:
-	/* `tries` is how often to try the mutex. With 0, waits for the mutex. */
+	/* Tries to lock the mutex `tries` times. If `tries` is 0, waits for the mutex. */
 	locked(arena<Env> &in, Env &with, uint32_t tries = 0)
 	    : a(in), env(with), generation(a.generation())
 	{
@@ -115,8 +115,8 @@ public:
 			retire(i);
 	}
 
-	/* Returns a closed entry without an owner, or 0. Uses entries of `kernel_words` last: their
-	 * words can't be armed again while a child has the file of the closed context. */
+	/* Returns a closed entry without an owner, or 0. Uses entries of `kernel_words` last. Their
+	 * words can't be armed while a child has the file of the closed context. */
 	uint32_t allocate()
 	{
 		uint32_t i = a.high();
@@ -178,9 +178,9 @@ public:
 
 	/*
 	 * Ends all entries of an owner, or of a PD if `who` is NULL, before the owner or PD ends.
-	 * Waits for threads that register, settle or deregister such an entry, because they use the
+	 * Waits for threads that call the registrar for such an entry, because they use the
 	 * context. Waits a few iterations for readers, which drop unused references. Does not wait
-	 * for users, which may leak references: the last user of an entry ends the entry.
+	 * for users, who may leak references. The last user of an entry ends the entry.
 	 */
 	int drain(const void *who, const void *pd)
 	{
@@ -332,7 +332,7 @@ public:
 		}
 	}
 
-	/* Deregisters pending entries without the mutex. On failure entry `keeps` stays in use. */
+	/* Deregisters pending entries without the mutex. On failure at(`keeps`) stays in use. */
 	[[gnu::noinline]] int dereg_pending(uint32_t keeps = 0)
 	{
 		int error = 0;
@@ -420,7 +420,7 @@ public:
 			else if (e.word.fold_relaxed())
 				a.owner[e.owner].counted.hits += e.word.uses(e.word.FOLD);
 			else
-				retire(i); // FULL, an unknown bit, or suspect again and again
+				retire(i); // FULL, an unknown bit, or SUSPECT too often
 			if (!held)
 				return 0;
 			put_unused(i);
@@ -430,10 +430,10 @@ public:
 	}
 
 	/*
-	 * Stage 0 evicts up to a sixteenth of all entries, later stages evict all idle entries.
-	 * Returns how many registrations ended, also in other threads. Waits for other threads only
-	 * if the depth of registrar calls is `inside`, the depth of the command that lacks room. An
-	 * allocator's hook has another depth, and must not wait.
+	 * Stage 0 evicts up to a sixteenth of all entries. Later stages evict all idle entries.
+	 * Returns how many registrations ended in all threads. `inside` is the depth of registrar
+	 * calls of the command that lacks room. If this thread has the same depth, waits for other
+	 * threads. An allocator's hook has another depth, and must not wait.
 	 */
 	uint64_t shrink(uint32_t stage, uint32_t inside)
 	{
@@ -584,7 +584,7 @@ private:
 	}
 
 	uint32_t pending = 0;  // a list of entries to deregister, linked by entry.link
-	uint64_t deadline = 0; // the deadline of all short waits of this object; 0: none yet
+	uint64_t deadline = 0; // the deadline of all short waits of this object; 0 before the first
 	bool held = false;
 };
 

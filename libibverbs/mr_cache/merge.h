@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Chooses the range that a miss registers. This is the range of the request, or the union of this
- * range and idle entries that overlap it.
+ * Chooses the range that a miss registers. The result is the range of the request, or the union of
+ * the request and idle entries that overlap the request.
  *
- * If a window slides over a buffer, each position is a new range, and leaves an idle entry: 4,000
+ * If a window slides over a buffer, each position is a new range, and leaves an idle entry. 4,000
  * windows of 256 KiB, a page apart, would pin 1,000 MiB for a buffer of 16 MiB. So the cache
- * registers a union when its parts would pin DEEP times its size (SHALLOW times if it has MANY
- * parts). It chooses the union with the highest ratio, so windows become blocks, and blocks grow. A
- * union is never larger than the sum of its parts, so unions do not register more bytes than the
- * requests would. Adjacent entries may be different buffers, so the cache does not merge them.
+ * registers a union if its parts would pin DEEP times its size. A union of MANY parts needs only
+ * SHALLOW times. The union with the highest ratio wins, so windows become blocks, and blocks grow.
+ * A union is never larger than the sum of its parts, so unions never register more bytes than the
+ * requests. Adjacent entries may be different buffers, and are not merged.
  */
 #ifndef MR_CACHE_MERGE_H
 #define MR_CACHE_MERGE_H

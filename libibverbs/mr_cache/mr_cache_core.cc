@@ -100,7 +100,7 @@ int64_t mr_cache_visit(mr_cache_visitor *visit, const void *by, bool at_end)
 
 #else
 
-/* On 32 bits nothing is cached, because some CPUs lack 64-bit atomics. Nothing calls an alias. */
+/* Some 32-bit CPUs lack 64-bit atomics, so the cache never starts. No code calls the aliases. */
 #include <cerrno>
 
 #ifndef __clang__

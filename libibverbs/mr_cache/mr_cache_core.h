@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The C interface of the registration cache. The core does not know the verbs. A PD, a context
- * (here called owner) and an MR are pointers that the core only compares and returns.
+ * The C interface of the registration cache. The core does not call verbs. A PD, a context (here
+ * called owner) and an MR are pointers that the core only compares and returns.
  *
  * All functions are thread safe, and call the registrar without a lock. They return 0 or an errno
- * value unless said otherwise. In an allocator's hook inside the registrar they don't wait. A child
- * has an empty cache and a new generation. There the release of a parent's reference has no effect.
+ * value unless said otherwise. A call from an allocator's hook inside the registrar does not wait.
+ * A child has an empty cache and a new generation. There a parent's reference has no effect.
  */
 #ifndef MR_CACHE_CORE_H
 #define MR_CACHE_CORE_H
@@ -26,7 +26,7 @@ enum mr_cache_access {
 	MR_CACHE_REMOTE_READ = 1 << 2,
 	MR_CACHE_REMOTE_ATOMIC = 1 << 3,
 	MR_CACHE_RELAXED_ORDERING = 1 << 20,
-	/* The registration serves exactly this range and these rights only. */
+	/* The registration serves only requests with exactly this range and these rights. */
 	MR_CACHE_EXACT = 1 << 21,
 };
 
@@ -40,19 +40,19 @@ struct mr_cache_request {
 	uint32_t access;
 	uint32_t index; /* as in struct mr_cache_ref */
 	uint32_t generation;
-	bool merged; /* a union: don't evict for it, because the request alone needs less room */
+	bool merged; /* a union; don't evict to make room, because the request alone needs less */
 };
 
 /*
  * The registrar (mr_cache_registrar.c). This function registers an MR, and arms it with the word.
- * Bits 0-7 of the word are 0, and belong to the kernel from now on. EOPNOTSUPP: use no cache.
+ * Bits 0-7 of the word are 0, and then belong to the kernel. After EOPNOTSUPP, don't use the cache.
  */
 int mr_cache_reg_entry(const struct mr_cache_request *request, uint64_t *word, void **mr);
 /* When this has returned 0, the word says INVALID, or has no bit of the kernel. */
 int mr_cache_settle_entry(void *mr);
 /* When this has returned 0, the kernel does not write the word any more. */
 int mr_cache_dereg_entry(void *mr);
-/* The settings of a new owner. The functions must not call the cache: the caller has the mutex. */
+/* Settings of a new owner. The caller has the mutex, so these functions must not call the cache. */
 struct ibv_mr_cache_limits mr_cache_first_limits(void *owner);
 uint64_t mr_cache_max_merge(void *owner); /* the largest merged registration, in bytes */
 
@@ -90,11 +90,11 @@ int mr_cache_claim(uint32_t index, uint32_t generation);
 /* Returns 1 if a valid cached registration contains the range and allows the access, else 0. */
 int mr_cache_covers(void *pd, uint64_t addr, uint64_t length, uint32_t access);
 
-/* Sets the limits (to) and returns the old limits (from). Both may be NULL. */
+/* Sets the limits (to) and returns the old limits (from). Each pointer may be NULL. */
 int mr_cache_limits(void *owner, const struct ibv_mr_cache_limits *to,
 		    struct ibv_mr_cache_limits *from);
 
-/* Evicts idle registrations until at most `keep` bytes of them stay. */
+/* Evicts idle registrations until they have at most `keep` bytes. */
 int mr_cache_clean(void *owner, uint64_t keep);
 
 int mr_cache_query(void *owner, struct ibv_mr_cache_stats *statistics);
@@ -107,14 +107,14 @@ uint64_t mr_cache_idle_bytes(void);
 
 int mr_cache_is_on(void);
 
-/* In stage 0 evicts some idle registrations of each owner, in later stages all of them. Returns how
- * many registrations ended, also in other threads. `by_cache` means that the command that lacks
+/* Stage 0 evicts some idle registrations of each owner. Later stages evict all idle registrations.
+ * Returns how many registrations ended in all threads. `by_cache` means that the command that lacks
  * room is a command of the registrar. */
 uint64_t mr_cache_shrink(uint32_t stage, bool by_cache);
 
 /*
  * Calls visit() for each owner. A lock is held, so visit() must not call the cache. If visit()
- * returns true, evicts all idle registrations of this owner. Returns how many were evicted, or -1
+ * returns true, evicts all idle registrations of this owner. Returns the number of evictions, or -1
  * without the lock. If `at_end` is true, the call tries only briefly to get the lock.
  */
 typedef bool mr_cache_visitor(void *owner, const struct ibv_mr_cache_stats *statistics,

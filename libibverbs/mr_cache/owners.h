@@ -8,7 +8,7 @@
 
 namespace mr_cache {
 
-/* A list of entries in the order in which they were added, linked by index; 0 is no entry. */
+/* A list of entries in the order of add(). Indexes link the entries; 0 means no entry. */
 template <class Env> class entry_list {
 public:
 	uint32_t size() const { return count; }
@@ -94,7 +94,7 @@ private:
 };
 
 template <class Env> struct owner_record {
-	/* NULL if the owner is closed or free. Atomic: a signal handler may end the owner. */
+	/* NULL if the owner is closed or free. A signal handler may store NULL. */
 	typename Env::template atomic<void *> name;
 	bool in_use; // has a name, or still has entries
 	ibv_mr_cache_limits limits;

@@ -27,7 +27,7 @@
  *
  * While the reader has the reference, close() fails, so the fields do not change. [Required: open()
  * is a release and get() an acquire. put() is a release and close() an acquire, so a user's work
- * with the MR comes before its deregistration.] During the registration the word has a reference.
+ * with the MR comes before the deregistration.] During the registration the word has a reference.
  * Otherwise the kernel could suspend the registration as soon as it is armed.
  */
 #ifndef MR_CACHE_WORD_H
@@ -92,7 +92,7 @@ public:
 			return true;
 		return references > REF && !(seen & CLOSED);
 	}
-	/* Did no user have a reference before put()? A closed word has no references of users. */
+	/* Returns true if no user had a reference before put(). A closed word has no users. */
 	static bool unused(uint64_t seen) { return !used(seen) || seen & CLOSED; }
 
 	void undo_put_relaxed() { value.fetch_add(REF, std::memory_order_relaxed); }
@@ -113,7 +113,7 @@ public:
 	/* The word of a new entry is 0, which would mean open. */
 	void free_fresh_relaxed() { value.fetch_add(CLOSED + REF, std::memory_order_relaxed); }
 
-	/* Clears the kernel's bits. The word is closed and not armed any more. */
+	/* Clears the kernel's bits. The word must be closed and disarmed. */
 	void clean_relaxed() { value.fetch_and(~(KERNEL | UNLINKED), std::memory_order_relaxed); }
 
 	/*

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Tests how the registration cache affects other verbs. The device is fake: the provider is a few
- * functions, and the kernel is the ioctl() below. So the cases can cause special faults, for
+ * Tests how the registration cache affects other verbs. The device is fake. Its provider is a few
+ * functions, and its kernel is the ioctl() below. So the cases can cause special faults, for
  * example a command that lacks memory only once. The program also replaces some verbs, as a
  * preloaded library does.
  */
@@ -53,7 +53,7 @@ struct fake {
 	int refusal;
 	unsigned int commands_called;	/* calls of refused_command */
 	int access_seen;		/* the access that the provider saw last */
-	volatile char *tracked;		/* memory of the provider, to which a write faults */
+	volatile char *tracked;		/* a write to this memory of the provider faults */
 	int has_signals;		/* the signals that a registration does not block */
 	unsigned int methods_called;
 	unsigned int registered;
@@ -63,16 +63,16 @@ struct fake {
 	uint64_t its_word;
 	sem_t arrived;
 	sem_t may_go_on;
-	enum { NEVER, IN_PROVIDER, WITH_LOCK } exits;	/* where to exit(), like a signal handler */
+	enum { NEVER, IN_PROVIDER, WITH_LOCK } exits;	/* where a handler calls exit() */
 	unsigned int *ended;		/* registrations that the kernel ended, also in children */
-	bool is_half_done;		/* inside malloc(), so the heap can't be used */
+	bool is_half_done;		/* true inside malloc(), where the heap can't be used */
 	unsigned int pinned;		/* VmPin in KiB, if not 0 */
 	unsigned int acquired, released;	/* sanitizer calls for the MR @told */
 	void *told;
 	void *released_last;
 };
 
-/* libibverbs locks and allocates before the first case, and then uses no_case. */
+/* Before the first case, malloc() and pthread_mutex_unlock() below use no_case. */
 static struct fake no_case, *fake = &no_case;
 static __thread enum { NOWHERE, AT_YIELD, AT_DISARM } waits;	/* where to wait once */
 static __thread bool is_cancelled;	/* in malloc() */
@@ -118,7 +118,7 @@ static void pass(int place)
 	sem_wait(&fake->may_go_on);
 }
 
-/* The fake kernel's methods. A registration has one word. */
+/* Serves the kernel's methods. A registration has at most one word. */
 static int notify(const struct ib_uverbs_ioctl_hdr *hdr)
 {
 	if (hdr->method_id == UVERBS_METHOD_MR_NOTIFY_DISARM)
@@ -222,7 +222,7 @@ int ibv_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd, void *addr, si
 	return verb(mr, flags, pd, addr, length, access);
 }
 
-/* A handler of SIGSEGV, like the handler of a heap that tracks writes. */
+/* Handles SIGSEGV, like a heap that tracks writes. */
 static void may_write(int number)
 {
 	mprotect((void *)fake->tracked, PAGE, PROT_READ | PROT_WRITE);
@@ -375,7 +375,7 @@ static struct ibv_mr_cache_stats stats(struct ibv_context *context)
 	return now;
 }
 
-/* The library probes each new context with a command that does not exist. */
+/* The library sends an unknown command to each new context. This must not evict entries. */
 static void test_another_context(struct ibv_pd *pd)
 {
 	fill_cache(pd);
@@ -404,7 +404,7 @@ static void test_full_queue(struct ibv_pd *pd)
 	CHECK(stats(pd->context).entries == IDLE);
 }
 
-/* Arming a word of the program needs memory that can be pinned. */
+/* If arming a word of the program lacks memory, the library evicts idle registrations. */
 static void test_room_for_a_word(struct ibv_pd *pd)
 {
 	int (*const verbs[])(struct ibv_mr *) = { ibv_settle_mr_notify,
@@ -434,7 +434,7 @@ static void test_room_for_a_word(struct ibv_pd *pd)
 	ibv_dereg_mr(mr);
 }
 
-/* An MR of a rounded range can't get more rights. A later translation is not rounded. */
+/* An MR with a rounded range can't get more rights. An MR with a new translation is not rounded. */
 static void test_rounded_no_more(struct ibv_pd *pd)
 {
 	static char from[3 * PAGE];
@@ -505,7 +505,7 @@ static void test_wrapped_verbs(struct ibv_pd *pd)
 	CHECK(fake->wrapped == IDLE);
 	CHECK(ibv_reg_mr_limits(pd->context, &usual, NULL) == 0);
 
-	/* An MR that could not be armed. */
+	/* Arming the new MR fails. */
 	fake->lacks_memory = UINT32_MAX;
 	mr = reg_page(pd, 0, CACHED);
 	CHECK(fake->lacks_memory < UINT32_MAX && fake->wrapped == IDLE);
@@ -520,7 +520,7 @@ static void test_wrapped_verbs(struct ibv_pd *pd)
 	CHECK(fake->wrapped == 2);
 	ibv_dereg_mr(mr);
 
-	/* A provider without rereg_mr. */
+	/* This provider has no rereg_mr. */
 	mr = reg_page(&other, 0, IBV_ACCESS_LOCAL_WRITE);
 	fake->wrapped = 0;
 	CHECK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, 0) ==
@@ -578,7 +578,7 @@ static void test_two_arm(struct ibv_pd *pd)
 	static uint64_t word;
 	int ret;
 
-	/* The other thread has the MR, and disarms the cache's word. */
+	/* The other thread has taken the MR, and disarms the cache's word. */
 	begin_to_arm(&other, mr, AT_DISARM);
 	ret = ibv_reg_mr_notify(mr, &word);
 	CHECK(ret == EBUSY);
@@ -611,7 +611,7 @@ static void test_two_arm(struct ibv_pd *pd)
 		return;
 	CHECK(ibv_dereg_mr(mr) == 0);
 
-	/* An MR that can't be disarmed stays cached, and may be tried again. */
+	/* If disarming an MR fails, the MR stays cached, and the program may try again. */
 	mr = reg_page(pd, 0, IBV_ACCESS_LOCAL_WRITE);
 	fake->watched = mr->handle;
 	fake->its_word = 0;
@@ -624,8 +624,8 @@ static void test_two_arm(struct ibv_pd *pd)
 }
 
 /*
- * Returns how many registrations end with a child that fills the cache of @by, or of its own
- * context if @by is NULL. If @where is set, the child exits there while it registers a buffer.
+ * A child fills the cache of @by, or of its own context if @by is NULL. If @where is set, the child
+ * exits there while it registers a buffer. Returns how many registrations end with the child.
  */
 static unsigned int child_ends(struct ibv_pd *by, int where, int by_exit)
 {
@@ -724,7 +724,8 @@ static void test_unimport(struct ibv_pd *pd)
 	CHECK(fake->registered == 0);
 }
 
-/* Numbers are decimal, or hexadecimal with 0x. Other text is ignored. Each context reads them. */
+/* Numbers are decimal, or hexadecimal with 0x. Other text is ignored. Each context reads its
+ * numbers. */
 static void test_numbers(struct ibv_pd *pd)
 {
 	static const struct {
@@ -753,7 +754,7 @@ static void test_numbers(struct ibv_pd *pd)
 	unsetenv("RDMAV_MR_CACHE_MAX_ENTRIES");
 }
 
-/* Calls of programs that were built with smaller or larger structs. */
+/* Calls the verbs like programs that were built with smaller or larger structs. */
 static void test_other_structs(struct ibv_pd *pd)
 {
 	int (*query)(struct ibv_context *, void *) =
@@ -802,7 +803,7 @@ static void test_other_structs(struct ibv_pd *pd)
 	CHECK(wide.later == 0 && wide.canary == 6);
 	CHECK(_ibv_reg_mr_limits(pd->context, &wide.limits, NULL,
 				 offsetof(typeof(wide), canary)) == 0);
-	/* A limit that this library does not know. */
+	/* The program sets a limit that this library does not know. */
 	wide.later = 1;
 	CHECK(_ibv_reg_mr_limits(pd->context, &wide.limits, NULL,
 				 offsetof(typeof(wide), canary)) == EINVAL);
@@ -900,7 +901,7 @@ static int register_too_much(void)
 	CHECK(execute_registration(pd.context, 64 << 20) == ENOMEM);
 	CHECK(fake->commands_called == 1);
 	CHECK(stats(pd.context).entries == IDLE);
-	/* Memory that is pinned and not idle leaves no room. */
+	/* Memory that is pinned, but not idle, leaves no room. */
 	fake->pinned = 6 << 10;
 	CHECK(execute_registration(pd.context, 4 << 20) == ENOMEM);
 	CHECK(fake->commands_called == 1);
@@ -946,7 +947,7 @@ static void test_no_shortage(struct ibv_pd *pd)
 	CHECK(fake->commands_called == 2);
 }
 
-/* Other verbs and on-demand paging are not cached. The provider does not get the flag. */
+/* Other verbs and on-demand paging are not cached. The provider does not get IBV_ACCESS_CACHED. */
 static void test_flag_of_others(struct ibv_pd *pd)
 {
 	struct ibv_mr *mr = reg_page(pd, 0, IBV_ACCESS_LOCAL_WRITE |
@@ -1086,7 +1087,7 @@ static void test_errno_stays(struct ibv_pd *pd)
 		CHECK(mr && errno == ESTALE);
 		CHECK(ibv_dereg_mr(mr) == 0 && errno == ESTALE);
 	}
-	/* The cache refuses, and a plain registration succeeds. */
+	/* The cache refuses the request, and a plain registration succeeds. */
 	CHECK(ibv_reg_mr_limits(pd->context, NULL, &limits) == 0);
 	CHECK(ibv_reg_mr_limits(pd->context, &none, NULL) == 0);
 	errno = ESTALE;
@@ -1110,7 +1111,7 @@ void __tsan_release(void *of)
 	fake->released_last = of;
 }
 
-/* The cache tells the sanitizer that each use is after the registration and before the free(). */
+/* The cache reports to the sanitizer that each use is between the registration and the free(). */
 static void test_thread_sanitizer(struct ibv_pd *pd)
 {
 	fake->told = reg_page(pd, 0, CACHED);
@@ -1147,7 +1148,7 @@ static void *register_cancelled(void *arg)
 	return NULL;
 }
 
-/* A thread that is cancelled has the MR of a part, or no reference. */
+/* If a thread is cancelled in ibv_reg_mr(), the thread gets the MR or leaves no reference. */
 static void test_cancelled(struct ibv_pd *pd)
 {
 	struct ibv_mr *mr;
@@ -1164,7 +1165,7 @@ static void test_cancelled(struct ibv_pd *pd)
 
 static void run_case(void (*test)(struct ibv_pd *pd))
 {
-	fake = calloc(1, sizeof(*fake)); /* stays allocated: a hanging thread may still use it */
+	fake = calloc(1, sizeof(*fake)); /* not freed, because a hanging thread may use it */
 	fake->ended = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	sem_init(&fake->arrived, 0, 0);
 	sem_init(&fake->may_go_on, 0, 0);

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * Tests the MR notification verbs. A table replaces the kernel. The cases check the requests of the
- * verbs, their results for each answer, and the calls that they refuse without asking the kernel.
+ * verbs, and the result of a verb for each answer. They also check which calls the verbs refuse
+ * without asking the kernel.
  */
 #include "../mr_notify.c"
 #include "../mr_notify_cmd.c"
 
 #include <stdio.h>
 
-/* The fake kernel's next answers, the last of which it repeats, and the last request. */
+/* The fake kernel's next answers, and the last request. The last answer is repeated. */
 static const int *answers;
 static unsigned int calls;
 static struct ib_uverbs_ioctl_hdr asked;
@@ -32,7 +33,7 @@ int mr_cache_make_plain(struct ibv_mr *mr)
 	return EOPNOTSUPP;
 }
 
-/* The parameters of a registration that arms. */
+/* The parameters of a registration that also arms the MR. */
 static struct mr_notify_request request;
 static struct ibv_mr *registered;
 
@@ -208,7 +209,7 @@ static void test_refused_without_asking(void)
 		for (size_t j = 0; j < sizeof(verbs) / sizeof(*verbs); j++)
 			CHECK(verbs[j].verb(&other.ibv_mr) == EOPNOTSUPP);
 	}
-	/* A device without a kernel part: mlx5 over VFIO. */
+	/* A device may have no kernel driver, as mlx5 over VFIO. */
 	context.cmd_fd = -1;
 	for (size_t j = 0; j < sizeof(verbs) / sizeof(*verbs); j++)
 		CHECK(verbs[j].verb(&vmr.ibv_mr) == EOPNOTSUPP);

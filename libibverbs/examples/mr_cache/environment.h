@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The environment variables that make the MPI and communication libraries of this
- * machine leave registrations to the cache of libibverbs, with the reason for each.
+ * Finds the environment variables with which the MPI and communication libraries of
+ * this machine leave registrations to the cache of libibverbs. Each variable has a
+ * reason.
  */
 #ifndef MR_CACHE_ENVIRONMENT_H
 #define MR_CACHE_ENVIRONMENT_H

@@ -30,7 +30,7 @@ namespace {
 using namespace std::chrono;
 constexpr auto limit = seconds(10);
 
-/* The whole answer of a child. A child may also end without an answer. */
+/* The complete answer of a child. A child may also end without an answer. */
 struct answer {
 	enum { absent, no_version, known } is = absent;
 	library found;
@@ -73,7 +73,7 @@ bool has_text(void *handle, std::string_view text)
 	return all.find(text) != std::string::npos;
 }
 
-/* Our patch exports no name from libfabric, so this searches the file for the monitor's name. */
+/* Our patch exports no name from libfabric, so search the file for the monitor's name. */
 bool ask_libfabric(void *handle, library &out)
 {
 	const auto ask = function<uint32_t (*)()>(handle, "fi_version");
@@ -177,7 +177,7 @@ libraries find_libraries()
 	out.ucx = look("libucp.so.0", ask_ucx, out.failed);
 	out.libfabric = look("libfabric.so.1", ask_libfabric, out.failed);
 	out.open_mpi = look("libmpi.so.40", ask_open_mpi, out.failed);
-	/* Debian's name and MPICH's own name. Other MPIs with MPICH's ABI use these names, too. */
+	/* The names are Debian's and MPICH's. Other MPIs with MPICH's ABI use these names, too. */
 	out.mpich = look("libmpich.so.12", ask_mpich, out.failed);
 	if (!out.mpich)
 		out.mpich = look("libmpi.so.12", ask_mpich, out.failed);

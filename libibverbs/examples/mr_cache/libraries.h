@@ -32,9 +32,10 @@ struct libraries {
 };
 
 /*
- * Finds libraries as the loader does, also by LD_LIBRARY_PATH. A child process loads
- * each library, because loading a library runs its constructors. The child prints
- * nothing, and is killed if it hangs. Throws std::system_error.
+ * Finds libraries as the loader does, including those in LD_LIBRARY_PATH. A child
+ * process loads each library, because loading a library runs its constructors. The
+ * child prints nothing. If the child hangs, the parent kills it. Throws
+ * std::system_error.
  */
 libraries find_libraries();
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * ibv_mr_cache shows whether registrations are cached here, the limits, and the time that
- * the cache saves. It registers a buffer plainly and through the cache, gives the buffer
- * other pages, and shows the cache's counters. With --env it prints the environment in
- * which the installed libraries leave registrations to the cache. Exit status: see
- * ibv_mr_cache(1).
+ * the cache saves. The program registers a buffer plainly and through the cache, gives
+ * the buffer other pages, and shows the cache's counters. With --env it prints the
+ * environment in which the installed libraries leave registrations to the cache. Exit
+ * status: see ibv_mr_cache(1).
  */
 #include <CLI/CLI.hpp>
 #include <fmt/core.h>
@@ -40,8 +40,8 @@ struct options {
 	bool env = false;
 };
 
-/* Returns the nanoseconds per round in the best of three series. A round does not read the clock,
- * because this may cost more than a hit. */
+/* Returns the nanoseconds per round in the best of three series. A round does not read
+ * the clock, because reading the clock may cost more than a hit. */
 double best_time(unsigned int rounds, const std::function<void()> &what)
 {
 	using namespace std::chrono;
@@ -82,7 +82,8 @@ public:
 		});
 	}
 
-	/* Does the cache return the registration after the buffer got other pages? It must not. */
+	/* Returns true if the cache still has the registration after the buffer got other
+	 * pages. */
 	bool finds_stale() const
 	{
 		const range r = buffer_.registered();
@@ -147,7 +148,7 @@ void print(const nlohmann::ordered_json &seen)
 			   value.is_string() ? value.get<std::string>() : value.dump());
 }
 
-/* Returns the named device. For "" returns the device of MR_NOTIFY_DEVICE, or all devices. */
+/* Returns the named device. For "" returns MR_NOTIFY_DEVICE's device, or all devices. */
 std::vector<std::string> chosen_devices(const std::string &name)
 {
 	int count = 0;

@@ -14,13 +14,13 @@
 namespace mr_notify {
 namespace {
 
-/* The largest number of pages to check, each by a read and a write. */
+/* The largest number of pages to check. Each page is read and written. */
 constexpr std::size_t most = 4;
 constexpr int rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
 
 /*
- * Checks the rights of this process at an address. It uses system calls, because a load
- * or store without the right would kill the process.
+ * Checks the rights of this process at an address by system calls, because a load or
+ * store without the right would kill the process.
  */
 class cpu {
 public:
@@ -111,7 +111,8 @@ std::string all_check::try_operation(const operation &what, std::size_t length)
 {
 	if (what.watch)
 		throw unsupported("it is another process's memory");
-	/* The CPU would wait in such a fault, too. odp_wait_test.cpp tests such faults. */
+	/* The CPU would wait in a fault of userfaultfd, too. odp_wait_test.cpp tests such
+	 * faults. */
 	if (what.name.find("userfaultfd") != std::string::npos ||
 	    what.name.find("UFFDIO") != std::string::npos)
 		throw unsupported("a fault would wait for an answer");
@@ -129,7 +130,8 @@ std::string all_check::try_operation(const operation &what, std::size_t length)
 	} catch (const not_refused &) {
 		/* The kernel refuses this operation for pinned pages only. */
 	}
-	/* If the witness's pages changed, the MR's pages must have changed: no page is pinned. */
+	/* If the witness's pages changed, the MR's pages must have changed, too, because
+	 * no page is pinned. */
 	if (has_witness && frames(r) == before)
 		return "the kernel left the pages alone, but not those beside them";
 	for (std::size_t i = 0; i < count; i++) {

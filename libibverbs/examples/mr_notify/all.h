@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Runs the test matrix with one MR of all memory, which is not armed, registered
+ * Runs the test matrix with one MR of all memory. The MR is never armed, registered
  * again or pinned. After each operation the device must see the same bytes as the
  * CPU.
  */
@@ -20,7 +20,8 @@ public:
 	/* Throws unsupported if the device has no MR of all memory. */
 	explicit all_check(const device &on);
 
-	/* Returns "" or the complaint. Throws unsupported if the operation throws it. */
+	/* Returns "" or the complaint. If the operation throws unsupported, this
+	 * function throws it, too. */
 	std::string try_operation(const operation &what, std::size_t length);
 
 private:
@@ -31,9 +32,9 @@ private:
 	owned<ibv_mr> all_;
 	memory peer_;
 	/*
-	 * An error breaks a connection, so the row needs several. It makes all of them before
-	 * the operation. Later the memory that a connection maps could land in the range that
-	 * the operation has unmapped.
+	 * An error breaks a connection, so a row needs several connections. The row
+	 * makes all of them before the operation. A later connection could map
+	 * memory in the range that the operation has unmapped.
 	 */
 	std::deque<loopback> links_;
 	unsigned char pattern_ = 0;

@@ -16,7 +16,7 @@ class byte_check {
 public:
 	explicit byte_check(const device &on);
 
-	/* True if device and CPU see the same bytes in the first, the last and some other pages. */
+	/* Do device and CPU see the same bytes in the first, the last and some other pages? */
 	bool same(const ibv_mr *mr, const memory &m);
 	/* Does the device refuse to write through the remote key? */
 	bool refused(const ibv_mr *mr);
@@ -29,7 +29,7 @@ private:
 	const device &on_;
 	memory peer_;
 	owned<ibv_mr> peer_mr_;
-	std::optional<loopback> link_; /* made again after an error has broken it */
+	std::optional<loopback> link_; /* replaced after an error */
 	unsigned char pattern_ = 0;
 };
 

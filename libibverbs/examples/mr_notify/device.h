@@ -36,8 +36,8 @@ void check_verb(int error, const char *verb);
 class device {
 public:
 	/*
-	 * Opens the device with this name. Without a name opens the device in the environment
-	 * variable MR_NOTIFY_DEVICE, or the first device.
+	 * Opens the device with this name. If the name is empty, opens the device that
+	 * MR_NOTIFY_DEVICE names, or the first device.
 	 */
 	explicit device(const std::string &name = "");
 
@@ -60,7 +60,7 @@ private:
 };
 
 /*
- * A notification word. The kernel writes it too, so all reads are atomic. A word
+ * A notification word. The kernel writes the word, too, so all reads are atomic. A word
  * must not move while it is armed.
  */
 class word {

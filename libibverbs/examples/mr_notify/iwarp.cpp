@@ -14,10 +14,10 @@ namespace mr_notify {
 namespace {
 
 constexpr int timeout_ms = std::chrono::milliseconds(time_limit).count();
-/* The connection manager may choose a port that TCP already uses. */
+/* The number of further attempts if the connection manager chooses a port that TCP already uses. */
 constexpr int spare_ports = 4;
 
-/* The connection manager makes the later state changes. */
+/* Moves the queue pair to INIT. The connection manager makes the later state changes. */
 void initialize(ibv_qp *qp)
 {
 	ibv_qp_attr attr{};

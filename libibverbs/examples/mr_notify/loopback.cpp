@@ -14,7 +14,7 @@
 namespace mr_notify {
 namespace {
 
-/* The next PSNs to send and to expect, to show where a connection hangs. */
+/* Returns the next PSNs to send and to expect, which show where a connection hangs. */
 std::string psns(ibv_qp *qp)
 {
 	ibv_qp_attr attr{};

@@ -22,8 +22,9 @@ public:
 	loopback(const device &on, ibv_srq *srq, ibv_mtu most, const patience &ends);
 
 	/*
-	 * Does one RDMA operation of the near end on memory of the far end, and waits for
-	 * its completion. After an error the connection is broken: make another.
+	 * Does one RDMA operation of the near end on memory of the far end, and waits
+	 * for its completion. An error breaks the connection, so the caller must make
+	 * another.
 	 *
 	 * For iWARP a write completes when TCP has the bytes. So write() adds an empty
 	 * read, whose response comes after the bytes have arrived.
@@ -32,14 +33,14 @@ public:
 	ibv_wc_status read(const ibv_mr *into, range local, const void *remote, uint32_t rkey);
 
 	/*
-	 * Was the last operation refused for lack of access to the far end's memory? With
-	 * InfiniBand and RoCE the near end's status says this. iWARP ends the connection,
-	 * and the far end gets an event.
+	 * Was the last operation refused because it had no access to the far end's
+	 * memory? InfiniBand and RoCE report this in the near end's status. iWARP ends
+	 * the connection, and the far end gets an event.
 	 */
 	bool refused(ibv_wc_status status) const;
 
 	/*
-	 * Starts an operation without waiting. poll() and wait() return its status. For
+	 * Starts an operation without waiting. poll() and wait() return the status. For
 	 * IBV_WR_SEND_WITH_INV @rkey is the key to invalidate. @flags is
 	 * IBV_SEND_SIGNALED or 0. Failures and iWARP writes always have a completion.
 	 */

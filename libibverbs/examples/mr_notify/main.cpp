@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * ibv_mr_notify checks whether this kernel, driver and machine report when a registration
- * becomes invalid. It runs the scenario and all operations of the matrix on a real
- * device. Exit status: see ibv_mr_notify(1).
+ * becomes invalid. The program runs the scenario and all operations of the matrix on a
+ * real device. Exit status: see ibv_mr_notify(1).
  */
 #include <CLI/CLI.hpp>
 #include <fmt/core.h>

@@ -225,7 +225,7 @@ memory sysv(std::size_t length)
 
 memory mapped_file(std::size_t length)
 {
-	/* Uses the end of this program's file (symbols, sections), which no process maps. */
+	/* The end of this program's file has symbols and sections, and no process maps it. */
 	const int fd = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
 
 	if (fd < 0)
@@ -264,7 +264,7 @@ memory anonymous_with_witness(std::size_t length)
 {
 	memory m(map(2 * length, MAP_PRIVATE | MAP_ANONYMOUS, -1));
 
-	/* A huge page could contain registered memory and the witness. */
+	/* A huge page could contain both registered memory and the witness. */
 	madvise(m.registered().addr, m.registered().length, MADV_NOHUGEPAGE);
 	touch(m.registered());
 	return split(std::move(m), length);

@@ -14,17 +14,18 @@
 
 namespace mr_notify {
 
-/* This kernel or machine can't do the operation, and the text says why. This is not a failure. */
+/* Thrown if this kernel or machine can't do the operation. The text says why. This is no
+ * failure. */
 struct unsupported : std::runtime_error {
 	using std::runtime_error::runtime_error;
 };
 
-/* The kernel did an operation that it must refuse if pages are pinned. */
+/* Thrown if the kernel did an operation that it must refuse for pinned pages. */
 struct not_refused : std::runtime_error {
 	using std::runtime_error::runtime_error;
 };
 
-/* Throws an error with errno. Call this if a system call fails that must succeed. */
+/* Throws an error with errno. Call this if a system call that must succeed fails. */
 [[noreturn]] void fail(const std::string &what);
 
 struct range {
@@ -35,10 +36,10 @@ struct range {
 };
 
 /*
- * Owns mappings, and their file if there is one. The object can be moved. An operation
- * that unmaps memory calls forget() first. Without forget() the destructor would unmap
- * memory that another owner has mapped there since. An operation that maps memory calls
- * own() after the system call has succeeded.
+ * Owns mappings, and the file of the mappings if they have one. The object can be moved.
+ * An operation that unmaps memory calls forget() first. Otherwise the destructor would
+ * unmap memory that another owner has mapped there since. An operation that maps memory
+ * calls own() after the system call has succeeded.
  */
 class memory {
 public:
@@ -51,7 +52,8 @@ public:
 	/* The registered part. By default this is all of the memory. */
 	range registered() const { return registered_; }
 	void set_registered(range part) { registered_ = part; }
-	/* The witness is used like the registered part, but not registered. It may be empty. */
+	/* The witness is used like the registered part, but not registered. A witness may
+	 * be empty. */
 	range witness() const { return witness_; }
 	void set_witness(range part) { witness_ = part; }
 	/* The registered part and the witness, which follows it. */
@@ -90,14 +92,15 @@ memory shared_file(std::size_t length);
 memory private_file(std::size_t length);
 memory hugetlb(std::size_t length, bool shared);
 memory sysv(std::size_t length);
-/* A shared mapping of a file on a disk or a server. It can be pinned for reading only. */
+/* A shared mapping of a file on a disk or a server, which can be pinned for reading
+ * only. */
 memory mapped_file(std::size_t length);
 
 /* A witness of the same size and kind follows the memory. */
 memory anonymous_with_witness(std::size_t length);
 memory shared_file_with_witness(std::size_t length);
 
-/* The number after a key in a file of /proc, or 0. Allocates no memory. */
+/* Returns the number after a key in a file of /proc, or 0. Allocates no memory. */
 std::size_t proc_number(const char *path, const char *key);
 
 /* The number of bytes that this process has pinned (VmPin). Allocates no memory. */

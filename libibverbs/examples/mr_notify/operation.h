@@ -14,7 +14,7 @@ class device;
 struct observation;
 
 enum class effect {
-	invalidates, /* right afterwards the word must be non-zero, after settling INVALID */
+	invalidates, /* the word must be non-zero right afterwards, and INVALID after settling */
 	harmless,    /* the word may be SUSPECT for a moment, but never INVALID */
 };
 
@@ -30,15 +30,16 @@ struct operation {
 	effect expected;
 	/* Maps the memory and touches it. Throws unsupported. */
 	std::function<memory(std::size_t length)> map;
-	/* Does the operation. Its last system call is the call to test. */
+	/* Does the operation. The last system call of the operation is the call to test. */
 	std::function<void(memory &)> apply;
 	reach disturbs = reach::process;
-	/* If another process owns the registration, this replaces map and apply. */
+	/* If another process owns the registration, watch() replaces map() and apply(). */
 	std::function<observation(const device &, std::size_t length)> watch = nullptr;
 
 	/*
-	 * May the operation leave the registered pages in place although it moves the witness?
-	 * Balancing and compaction choose their pages, and a hole is in another range.
+	 * Returns true if the operation may leave the registered pages in place although it
+	 * moves the witness. NUMA balancing and compaction choose pages themselves. The row
+	 * "hole punched beside it" changes only the witness.
 	 */
 	bool may_leave_alone() const
 	{

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Rows of the table in which memory stays mapped, but its pages are or may be dropped. The
- * operations are madvise, truncation, and holes in shared memory.
+ * Rows of the table in which memory stays mapped, but the kernel drops or may drop its
+ * pages. The operations are madvise, truncation, and holes in shared memory.
  */
 #include "rows.h"
 

@@ -53,7 +53,7 @@ observation kill_it(const device &on, std::size_t length)
 	return seen;
 }
 
-/* Observes a process that has lost its memory, for example to the OOM reaper, before it exits. */
+/* Before a process exits, observes that it has lost its memory, for example to the OOM reaper. */
 void look_before_exit(victim &one, observation &seen)
 {
 	/* A worker of the kernel revokes the registration before the process exits. */
@@ -81,7 +81,7 @@ observation release_its_memory(const device &on, std::size_t length)
 	return seen;
 }
 
-/* Starts the other process in a control group with too little memory. */
+/* Lets the other process enter a control group with too little memory. */
 observation run_out_of_memory(const device &on, std::size_t length)
 {
 	constexpr std::size_t limit = std::size_t{32} << 20;

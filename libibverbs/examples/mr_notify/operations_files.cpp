@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * Rows of the table with memory that the device may only read. A mapped file can't be
- * registered for writing, and the kernel may drop its clean pages at any time. The first
- * write to untouched private memory must leave the registered pages in place.
+ * registered for writing, and the kernel may drop its clean pages at any time. If private
+ * memory is registered before its first write, the write must leave the pages in place.
  */
 #include "rows.h"
 

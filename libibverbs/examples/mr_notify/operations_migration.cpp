@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Rows of the table in which the kernel tries to move pages: to another NUMA node (on
- * request, or for balancing), or for compaction. Pinned pages stay.
+ * Rows of the table in which the kernel tries to move pages. It moves pages to another NUMA node on
+ * request or for balancing, and moves pages for compaction. Pinned pages stay.
  */
 #include "rows.h"
 
@@ -20,7 +20,7 @@ constexpr unsigned long move_flag = 1 << 1; /* MPOL_MF_MOVE */
 constexpr int bind_policy = 2;		    /* MPOL_BIND */
 constexpr int local_policy = 4;		    /* MPOL_LOCAL */
 
-/* Moves pages to one node and then to another, because they may already be on the first node. */
+/* Pages may already be on the other node, so moves them to that node and then to node 0. */
 template <class F> void to_node_and_back(F &&to)
 {
 	const unsigned int other = another_node();
@@ -83,7 +83,7 @@ void bind(memory &m)
 	check(syscall(SYS_mbind, r.addr, r.length, local_policy, nullptr, 0UL, 0) == 0, "mbind");
 }
 
-/* Lets a thread use all of the memory until the kernel has tried to move the memory to its node. */
+/* Lets a thread use all of the memory until the kernel has tried to move the memory. */
 void balance(memory &m)
 {
 	const std::string debug = "/sys/kernel/debug/sched/numa_balancing/";

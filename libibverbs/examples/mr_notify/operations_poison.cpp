@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * Rows of the table in which the memory itself fails, or is about to fail. The kernel
- * takes a failed page from all its users. It leaves a pinned page that is only about to
- * fail.
+ * takes a failed page from all its users. If a pinned page is only about to fail, the
+ * kernel leaves the page in place.
  */
 #include "rows.h"
 

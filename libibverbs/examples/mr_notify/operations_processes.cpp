@@ -55,7 +55,7 @@ int unmap_for_all(void *registered)
 	return munmap(r->addr, r->length) ? 1 : 0;
 }
 
-/* A separate process with the same address space. */
+/* Starts a separate process with the same address space. */
 void unmap_by_sharer(memory &m)
 {
 	alignas(16) std::array<std::byte, 65536> stack;

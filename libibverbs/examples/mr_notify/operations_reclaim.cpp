@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Rows of the table in which the kernel wants the memory for another purpose (swap, reclaim
- * at the limit of a control group, merging by KSM). The witness's pages change. Pinned
+ * Rows of the table in which the kernel tries to free the memory by swap, by reclaim at the
+ * limit of a control group, or by merging pages (KSM). The witness's pages change. Pinned
  * pages stay, but the kernel unmaps shared pages for a moment.
  */
 #include "rows.h"
@@ -43,7 +43,8 @@ void page_out_from_outside(memory &m)
 	in_child([&] { child_check(advise_parent(m.with_witness(), MADV_PAGEOUT)); });
 }
 
-/* Sets the limit of the group to its present use: the next pages push other pages out. */
+/* Sets the limit of the group to its present use, so the next pages push other pages
+ * out. */
 void press(memory &m)
 {
 	const std::string &group = need_control_group();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Rows of the table with transparent huge pages. A change of one half splits a huge page,
- * or the kernel tries to collapse small pages.
+ * Rows of the table with transparent huge pages. An operation changes one half of a huge page,
+ * which splits the page, or makes the kernel try to collapse small pages.
  */
 #include "rows.h"
 
@@ -23,7 +23,7 @@
 namespace mr_notify {
 namespace {
 
-/* A transparent huge page of which only the first half is registered. */
+/* Only the first half of this transparent huge page is registered. */
 memory half_a_huge_page(std::size_t)
 {
 	memory m = transparent_huge(huge_page_size());
@@ -43,9 +43,9 @@ action advising_other_half(int advice, const char *name)
 }
 
 /*
- * Two aligned ranges of a huge page's size, filled with small pages. Half of the first range
- * is registered, and the second range is the witness. khugepaged must not touch the ranges
- * yet. It would collapse the witness before the row has recorded the witness's pages.
+ * Two aligned ranges of a huge page's size, filled with small pages. Half of the first range is
+ * registered, and the second range is the witness. khugepaged must not touch the ranges yet, or it
+ * would collapse the witness before the row has recorded the witness's pages.
  */
 memory two_places(int flags, int fd)
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Rows of the table in which a process fills, moves and protects its pages itself, by
- * userfaultfd. No thread answers faults here, so settling must not fault.
+ * Rows of the table in which a process uses userfaultfd to fill, move and protect its
+ * pages. No thread answers faults here, so settling must not fault.
  */
 #include "rows.h"
 
@@ -13,7 +13,7 @@
 
 #include "witness.h"
 
-/* Debian 12's headers lack these. */
+/* Debian 12's headers lack UFFDIO_MOVE. */
 #ifndef UFFDIO_MOVE
 #define UFFD_FEATURE_MOVE (1 << 16)
 struct uffdio_move {
@@ -79,7 +79,7 @@ void write_protect(memory &m)
 	/* Closing also ends the protection. */
 }
 
-/* Registers the range with userfaultfd, so that every fault waits, and then drops the pages. */
+/* Registers the range with userfaultfd and drops the pages. Then each fault waits. */
 std::shared_ptr<userfault> drop_watched(memory &m)
 {
 	auto by = std::make_shared<userfault>(0, m.registered(), UFFDIO_REGISTER_MODE_MISSING);
@@ -132,7 +132,7 @@ void move_away(memory &m)
 		throw unsupported("no UFFDIO_MOVE");
 }
 
-/* In shared memory the file keeps the dropped pages, so UFFDIO_CONTINUE can map them again. */
+/* The file of shared memory keeps dropped pages, so UFFDIO_CONTINUE can map them again. */
 void drop_and_continue(memory &m)
 {
 	const range r = m.registered();

@@ -14,7 +14,7 @@ constexpr uint64_t users = 0xffff00;
 constexpr uint64_t one_user = 0x100;
 constexpr uint64_t one_use = uint64_t{1} << 32; /* outside of the mask */
 
-/* Scans of the shrinker count as one scan if they are closer together than this. */
+/* If two scans of the shrinker are closer together than this, they may count as one scan. */
 constexpr std::chrono::milliseconds apart(100);
 
 /* Runs all shrinkers, several times. */
@@ -57,7 +57,7 @@ struct lender {
 	owned<ibv_mr> mr;
 };
 
-/* Does an operation on unpinned pages. Returns whether the kernel refuses it for pinned pages. */
+/* Does an operation on unpinned pages. Returns true if the kernel would refuse pinned pages. */
 bool was_to_be_refused(const operation &what, memory &m)
 {
 	try {
@@ -109,7 +109,7 @@ std::string reclaim_check::try_operation(const operation &what, std::size_t leng
 		return frames(m.witness()) != beside && frames(m.registered()) == mine;
 	};
 	if (!what.may_leave_alone()) {
-		/* Reclaim starts with the least recently used pages, so try several times. */
+		/* The kernel reclaims the least recently used pages first, so try several times. */
 		for (int i = 0; i < 10 && was_left_alone(); i++)
 			what.apply(m);
 		if (was_left_alone())

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Runs the test matrix with suspended registrations. These are idle, and the kernel has
- * unpinned their pages. So the kernel can move, merge and swap the pages. Settling gives
- * the device the pages that are mapped at that time.
+ * Runs the test matrix with suspended registrations. A suspended registration is idle,
+ * and the kernel has unpinned its pages. So the kernel can move, merge and swap the
+ * pages. Settling gives the device the pages that are mapped at that time.
  */
 #ifndef MR_NOTIFY_RECLAIM_H
 #define MR_NOTIFY_RECLAIM_H
@@ -19,7 +19,8 @@ public:
 	/* Throws unsupported if the device can't restore registrations. */
 	explicit reclaim_check(const device &on);
 
-	/* Runs the operation and settles. Returns "" or the complaint. Passes on exceptions. */
+	/* Runs the operation and settles. Returns "" or the complaint. Passes exceptions
+	 * on. */
 	std::string try_operation(const operation &what, std::size_t length);
 
 	/* These rows have no operation. They only suspend and restore. */
@@ -28,7 +29,7 @@ public:
 	std::string try_second_chance(std::size_t length);
 
 private:
-	/* Sets @looked_once to true if the kernel scanned exactly as often as it was asked to. */
+	/* Sets @looked_once to true if each request to scan caused exactly one scan. */
 	std::string second_chance(std::size_t length, bool &looked_once) const;
 
 	const device &on_;

@@ -10,7 +10,7 @@
 
 namespace mr_notify {
 
-/* How long an end waits for a response (4 us << timeout), and how often it repeats a request. */
+/* How long an end waits for a response (4 us << timeout), and how often the end retries. */
 struct patience {
 	/* One second. No packet is lost, but the CPU may be busy. */
 	uint8_t timeout = 18;
@@ -35,12 +35,13 @@ owned<ibv_qp> make_reliable(const device &on, ibv_cq *cq, ibv_srq *srq = nullptr
  * down. */
 address address_of(const ibv_qp *qp);
 
-/* Attributes to send to the other end, without resources and times. */
+/* Attributes of a connection to the other end, without resources and times. */
 ibv_qp_attr attributes_to(const address &own, const address &other);
 
 /*
- * Enters a state. Passes the attributes that an RC, UC or UD queue pair needs for INIT, RTR and
- * RTS, and none for other states. Returns 0 or an errno value, as ibv_modify_qp() does.
+ * Enters a state. For INIT, RTR and RTS passes the attributes that an RC, UC or UD queue pair
+ * needs. For other states passes only the state. Returns 0 or an errno value, as ibv_modify_qp()
+ * does.
  */
 int enter(ibv_qp *qp, ibv_qp_state state, ibv_qp_attr attr = {});
 

@@ -18,7 +18,7 @@ struct row {
 	std::string wrong; /* empty if the row fulfils the contract */
 };
 
-/* begin() prints the name of a row before the row is tried, because it may take long or hang. */
+/* begin() prints the name of a row before the row is tried, because a row may take long or hang. */
 class report {
 public:
 	virtual ~report() = default;
@@ -29,7 +29,7 @@ public:
 	virtual void finish() = 0;
 };
 
-/* If @cost is true, also prints how much longer each operation takes if the range is watched. */
+/* If @cost is true, also prints how much longer each operation takes with an armed MR. */
 std::unique_ptr<report> text_report(bool cost);
 std::unique_ptr<report> json_report();
 

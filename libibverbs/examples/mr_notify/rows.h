@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The common parts of the files operations_*.cpp. These are the list to which each file
- * adds its kind of event, and the steps that the rows share.
+ * The common parts of the files operations_*.cpp. Each file adds its rows to the list. Rows of all
+ * files share the steps.
  */
 #ifndef MR_NOTIFY_ROWS_H
 #define MR_NOTIFY_ROWS_H
@@ -55,7 +55,7 @@ void add_reclaim(rows &);
 void add_migration(rows &);
 void add_poison(rows &);
 
-/* If not ok, throws unsupported if errno says that the kernel can't do it, otherwise an error. */
+/* Unless ok, throws unsupported if errno says that the kernel lacks the operation, or an error. */
 void check(bool ok, const char *what);
 
 range half(range r);
@@ -65,23 +65,26 @@ range middle_page(range r);
 void unmap(memory &m, range r);
 void unmap_all(memory &m);
 void drop_all(const memory &m);
-/* mremap() to another place with this alignment. */
+/* Moves the range by mremap() to another place with this alignment. */
 void move(memory &m, range from, int extra_flags = 0, std::size_t alignment = page_size());
 void advise(range r, int advice, const char *name);
 action advising(int advice, const char *name);
-/* Punches a hole at r into the file, whose start is mapped at whole. */
+/* Punches a hole into the file where r maps the file. The start of whole maps the start of the
+ * file. */
 void punch(int fd, range r, range whole);
 memory private_hugetlb(std::size_t length);
 memory shared_hugetlb(std::size_t length);
 
-/* Children don't map this memory, because the kernel does not move or swap a page mapped twice. */
+/* Children don't map this memory, because the kernel does not move or swap a page that two
+ * processes map. */
 memory unshared_with_witness(std::size_t length);
 
-/* If not ok, ends the child with not_here if it lacks a right (errno), otherwise with 1. */
+/* Unless ok, ends the child with status not_here if errno says that a right is missing, or with
+ * 1. */
 constexpr int not_here = 2;
 void child_check(bool ok);
 
-/* A child calls this for process_madvise() on its parent's memory. Returns whether it worked. */
+/* A child calls this for process_madvise() on its parent's memory. Returns true on success. */
 bool advise_parent(range r, int advice);
 
 /* Runs a function in a child, which exits without running destructors. */

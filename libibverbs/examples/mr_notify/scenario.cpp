@@ -57,7 +57,8 @@ std::vector<step> run_scenario(const device &on, std::size_t length)
 	check_verb(ibv_reg_mr_notify(mr.get(), w.address()), "ibv_reg_mr_notify");
 	note("register buffer A, arm", w.value() == 0, "word " + std::to_string(w.value()));
 
-	/* Writes by RDMA on a new connection, because an error ends one. Then compares bytes. */
+	/* Writes by RDMA on a new connection, because an error ends a connection. Then compares the
+	 * bytes. */
 	const auto write = [&](std::string what, range from, range to, std::byte then,
 			       const std::function<bool(const loopback &, ibv_wc_status)> &right) {
 		const bool out = from.addr == a.addr;

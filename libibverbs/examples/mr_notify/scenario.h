@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The scenario of the proposal of 2009 (Squyres): register, transfer, free the
- * memory without deregistering, see the word, register again, transfer again.
+ * The scenario comes from the proposal of 2009 (Squyres). A program registers
+ * memory, transfers, frees the memory without deregistering, sees the word,
+ * registers again, and transfers again.
  */
 #ifndef MR_NOTIFY_SCENARIO_H
 #define MR_NOTIFY_SCENARIO_H

@@ -93,7 +93,8 @@ public:
 	}
 
 private:
-	/* Writes the header as mkswap does: version 1, the last page, the signature at the end. */
+	/* Writes a header with version 1, the last page, and the signature at the end, as mkswap
+	 * does. */
 	void sign(std::size_t size) const
 	{
 		constexpr char signature[] = "SWAPSPACE2";
@@ -110,7 +111,7 @@ private:
 
 	std::string device_;
 	std::optional<undo> removal_;
-	std::optional<undo> end_; /* undone first */
+	std::optional<undo> end_; /* its destructor runs first */
 };
 
 bool has_swap()
@@ -123,7 +124,7 @@ bool has_swap()
 
 constexpr const char *cgroup_root = "/sys/fs/cgroup";
 
-/* The control group of this process until the process ends. */
+/* This process is in this control group until the process ends. */
 class own_control_group {
 public:
 	own_control_group() : group_("ibv_mr_notify")

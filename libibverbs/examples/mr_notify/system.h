@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Changes the whole machine for a row: settings below /proc and /sys, swap space, a
- * control group. undo.h undoes all changes. This file also waits for events.
+ * A row may change settings below /proc and /sys, the swap space, or its control group.
+ * undo.h undoes these changes. This file also waits for events.
  */
 #ifndef MR_NOTIFY_SYSTEM_H
 #define MR_NOTIFY_SYSTEM_H
@@ -31,7 +31,7 @@ private:
 	std::optional<undo> back_;
 };
 
-/* Makes swap space of this size if there is none, until the program ends. */
+/* If there is no swap space, makes swap space of this size until the program ends. */
 void need_swap(std::size_t size = std::size_t{64} << 20);
 
 /*
@@ -40,7 +40,8 @@ void need_swap(std::size_t size = std::size_t{64} << 20);
  */
 const std::string &need_control_group();
 
-/* A new control group below the root. It must be empty when it is destroyed. */
+/* A new control group below the root. The group must be empty when the object is
+ * destroyed. */
 class control_group {
 public:
 	explicit control_group(const std::string &name);
@@ -60,8 +61,8 @@ private:
 unsigned int another_node();
 
 /*
- * The time limit for an event that must happen. On a machine of any speed only a hang takes
- * this long.
+ * The time limit for an event that must happen. Only a hang takes this long, even on a slow
+ * machine.
  */
 constexpr std::chrono::seconds time_limit(180);
 
@@ -79,11 +80,11 @@ template <class F> bool happens(F &&condition)
 }
 
 /*
- * Returns the kernel's time, which advances with ticks like jiffies. Late ticks come together,
- * so this time may stand still for long and then jump.
+ * Returns the kernel's time, which advances with ticks like jiffies. If ticks are late, this
+ * time stands still and then jumps.
  */
 std::chrono::nanoseconds kernel_time();
-/* Sleeps until the kernel's time has advanced by this much. */
+/* Sleeps until the kernel's time has advanced by @time. */
 void let_pass(std::chrono::milliseconds time);
 
 /* Scans of the shrinker within this time (20 ms, less a tick at either end) count as one scan. */

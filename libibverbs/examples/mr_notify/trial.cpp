@@ -42,7 +42,7 @@ std::chrono::nanoseconds try_plain(const device &on, const operation &what, std:
 	return timed(what, m);
 }
 
-/* Only the last round gets @bytes, because RDMA takes longer than the rest of a round. */
+/* Only the last round gets @bytes, because the RDMA takes longer than the rest of a round. */
 observation try_armed(const device &on, byte_check *bytes, const operation &what,
 		      std::size_t length)
 {
@@ -63,7 +63,7 @@ observation try_armed(const device &on, byte_check *bytes, const operation &what
 	check_verb(ibv_settle_mr_notify(mr.get()), "ibv_settle_mr_notify");
 	seen.word_settled = w.value();
 
-	/* The page of the word is pinned as well, until the word is INVALID. */
+	/* The kernel also pins the page of the word until the word is INVALID. */
 	const bool gone = w.invalid() && on.can_revoke();
 	const std::size_t expected = before + (gone ? 0 : m.registered().length + page_size());
 	const std::size_t pinned = wait_for_pinned(expected);

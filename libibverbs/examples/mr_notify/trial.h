@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Tries one row of the table: does an operation on registered memory, and observes
- * the word and the pinned pages afterwards.
+ * Tries one row of the table. Does an operation on registered memory, and then observes the
+ * word and the pinned pages.
  */
 #ifndef MR_NOTIFY_TRIAL_H
 #define MR_NOTIFY_TRIAL_H
@@ -31,9 +31,9 @@ struct observation {
 
 /*
  * With @cost the operation runs three times with an unarmed registration and three times
- * with an armed one. The times are the best times. All other fields are of the last round,
- * or of the first round with a complaint. Without @cost, or if is_timed() is false, the
- * operation runs once, with an armed registration.
+ * with an armed registration. The times are the best times. All other fields are from the
+ * last round, or from the first round with a complaint. Without @cost, or if is_timed() is
+ * false, the operation runs once, with an armed registration.
  */
 observation try_operation(const device &on, byte_check &bytes, const operation &what,
 			  std::size_t length, bool cost);

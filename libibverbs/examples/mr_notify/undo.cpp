@@ -14,7 +14,7 @@
 namespace mr_notify {
 namespace {
 
-/* A row needs only a few steps. Steps of one object are undone in the order of its destructors. */
+/* A row needs only a few steps. take_all() undoes the steps of an object as its destructor does. */
 std::array<std::atomic<const undo *>, 16> steps;
 pid_t owner; /* a child that a signal ends must not undo its parent's changes */
 
@@ -38,7 +38,7 @@ undo::undo(kind what, std::string path, std::string text)
 undo::~undo()
 {
 	take();
-	place_->store(nullptr); /* a handler in another thread may still use this: see undo.h */
+	place_->store(nullptr); /* only the thread that handles signals may do this (undo.h) */
 }
 
 void undo::take() const noexcept
@@ -86,7 +86,7 @@ bool undo::watch_signals()
 	for (const int signal : {SIGHUP, SIGINT, SIGTERM}) {
 		struct sigaction before = {};
 		sigaction(signal, nullptr, &before);
-		if (before.sa_handler == SIG_DFL) /* nohup ignores SIGHUP */
+		if (before.sa_handler == SIG_DFL) /* under nohup, SIGHUP is ignored */
 			sigaction(signal, &ours, nullptr);
 	}
 	return true;

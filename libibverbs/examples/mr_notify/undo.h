@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
  * Undoes a change of the whole machine when the object is destroyed, or when SIGHUP,
- * SIGINT or SIGTERM ends the program before. Only the thread that handles these signals
+ * SIGINT or SIGTERM ends the program earlier. Only the thread that handles these signals
  * may use this class.
  */
 #ifndef MR_NOTIFY_UNDO_H

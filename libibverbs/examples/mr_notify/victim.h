@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Another process with an armed registration, which will end before this process. The
- * word is in memory that this process maps, too.
+ * A victim is another process with an armed registration, and ends before this process.
+ * The word is in memory that this process maps, too.
  */
 #ifndef MR_NOTIFY_VICTIM_H
 #define MR_NOTIFY_VICTIM_H
@@ -18,8 +18,9 @@ namespace mr_notify {
 class victim {
 public:
 	/*
-	 * When this returns, the registration of the other process is armed. After
-	 * begin() the other process calls @then, and waits for the destructor to kill it.
+	 * When the constructor returns, the registration of the other process is armed.
+	 * After begin() the other process calls @then, and waits for the destructor to
+	 * kill it.
 	 */
 	victim(const device &on, std::size_t length, const std::function<void()> &then = nullptr);
 	victim(const victim &) = delete;
@@ -33,7 +34,8 @@ public:
 
 	/* Lets the process go on. */
 	void begin();
-	/* Makes the process stop before it exits, while it still has all its memory. */
+	/* Makes the process stop when it exits, while the process still has all its
+	 * memory. */
 	void stop_at_exit();
 	void wait_for_stop();
 	void wait_for_end();
