@@ -26,12 +26,11 @@
  */
 #define CACHED_MR		(1U << 31)
 #define CACHED_MR_VIEW		(1U << 30)	/* a view (mr_view.h), not the provider's MR */
-#define CACHED_MR_TOLD		(1U << 29)	/* its uses are announced to ThreadSanitizer */
+#define CACHED_MR_TOLD		(1U << 29)	/* the cache reports its uses to ThreadSanitizer */
 #define CACHED_MR_GENERATION	(CACHED_MR_TOLD - 1)
 
 /*
- * Set in verbs_mr.access if the MR was cached, is plain now, and its range was rounded to pages
- * when it was registered.
+ * Set in verbs_mr.access of a plain MR that was cached, if the cache rounded its range to pages.
  */
 #define CACHED_MR_ROUNDED (1U << 31)
 

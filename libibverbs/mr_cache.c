@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * This file has ibv_reg_mr() and ibv_dereg_mr() for cached registrations. The core of the cache, in
- * mr_cache/, does not call verbs. The other files:
+ * mr_cache/, does not call verbs. The other files are:
  *
  *	mr_cache_settings.c	the settings: which registrations are cached, the limits
  *	mr_cache_context.c	the end of a context and of the process

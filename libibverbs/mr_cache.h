@@ -23,7 +23,7 @@ struct ibv_pd;
 /*
  * A flag of ibv_reg_mr() and its iova variants. Older libraries ignore it. Several MRs may have the
  * same handle and keys. If they have remote rights, they have the same range and rights. After
- * ibv_dereg_mr() keys work until eviction or suspension of the registration or ibv_forget_mr().
+ * ibv_dereg_mr() keys work until the registration is evicted, suspended or forgotten.
  */
 #define IBV_ACCESS_CACHED (1 << 29)
 

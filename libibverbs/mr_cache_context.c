@@ -89,7 +89,7 @@ __attribute__((constructor)) static void notice_forks(void)
 
 /*
  * In a child, ends idle registrations of the parent's context. They would keep the PD until the
- * parent ends. A signal handler may call exit(), so don't wait for locks.
+ * parent ends. The kernel ends all others. A signal handler may call exit(), so don't wait.
  */
 __attribute__((destructor)) static void leave(void)
 {

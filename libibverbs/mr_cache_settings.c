@@ -46,7 +46,7 @@ static const char *const words[] = { "0", "1", "remote" };
 static struct {
 	const char *name;
 	const char *values;	/* the valid values, printed if the value is invalid */
-	uint32_t words;		/* how many of `words` are valid; 0: the value is a number */
+	uint32_t words;		/* how many of `words` are valid, or 0 for a number */
 	uint32_t told;
 } variables[] = {
 	[POLICY] = { "RDMAV_MR_CACHE", "0, 1 or remote", 3 },

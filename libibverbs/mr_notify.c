@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The verbs of MR notification accept any MR. The commands to the kernel are in
+ * The verbs of MR notification, for MRs of any provider. The commands to the kernel are in
  * mr_notify_cmd.c.
  */
 #include <config.h>

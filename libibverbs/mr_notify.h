@@ -108,14 +108,14 @@ int ibv_reg_mr_notify(struct ibv_mr *mr, uint64_t *word);
  * @word: As for ibv_reg_mr_notify(); also counts the users of mr
  * @in_use: The bits of the word that count users: not 0, and bits 8-63 only
  *
- * While *word & in_use is 0 the registration is idle, and the kernel may unpin its
- * pages when memory is short (least recently used registrations first), before a fork
- * copies the pages, or when a memory block goes offline. If bits 8-63 of a word have
- * changed since the last scan, the kernel skips the registration once. The kernel sets
- * SUSPENDED by a compare-and-swap. So if a thread takes a reference by an atomic
- * addition, and sees that the kernel's bits were 0, the registration is not suspended
- * until the reference is dropped. Keys and handle stay the same. A program that has
- * sent a key to a peer must keep a bit of in_use set.
+ * While *word & in_use is 0 the registration is idle. Then the kernel may unpin its pages
+ * when memory is short, before a fork copies the pages, or when a memory block goes
+ * offline. If memory is short, the kernel starts with the least recently used
+ * registrations. If bits 8-63 of a word have changed since the last scan, the kernel
+ * skips the registration once. The kernel sets SUSPENDED by a compare-and-swap. So if a
+ * thread takes a reference by an atomic addition, and sees that the kernel's bits were 0,
+ * the registration is not suspended until the reference is dropped. Keys and handle stay
+ * the same. A program that has sent a key to a peer must keep a bit of in_use set.
  *
  * The kernel sets INVALID as for ibv_reg_mr_notify(). But while the word is in use, the
  * device keeps the pages that were registered, and the rest of the range stays usable.
@@ -192,10 +192,9 @@ enum ibv_mr_notify_attr_mask {
  * The fields changes and event_fd report that some word has become INVALID. A cache loads
  * the counter, and checks its words only when the counter has changed. A server sleeps in
  * poll() on the eventfd. Each word counts once when it becomes INVALID, for any reason.
- * If a word is INVALID when the call returns, the word counts, too. The kernel sets
- * INVALID, then adds 1 to changes. Both happen before the end of the system call that
- * takes the memory away. Soon after it has set the word, the kernel adds 1 to the
- * eventfd.
+ * If a word is INVALID when the call returns, the word counts, too. Before the system
+ * call that takes the memory away returns, the kernel sets INVALID and then adds 1 to
+ * changes. Soon afterwards the kernel adds 1 to the eventfd.
  */
 struct ibv_mr_notify_attr {
 	uint64_t  comp_mask;	/* enum ibv_mr_notify_attr_mask: which fields below are valid */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The kernel's commands of MR notification, for the verbs (mr_notify.c) and for the
- * registration cache (mr_cache.c). These functions don't check whether the cache owns the MR.
+ * The kernel's commands of MR notification, for the verbs (mr_notify.c) and for the registration
+ * cache (mr_cache_registrar.c). These functions don't check whether the cache owns the MR.
  */
 #ifndef IB_VERBS_MR_NOTIFY_CMD_H
 #define IB_VERBS_MR_NOTIFY_CMD_H
@@ -64,7 +64,7 @@ struct mr_notify_request {
 	uint64_t in_use;
 	uint32_t access;
 	bool reclaims;
-	bool once; /* if the command fails, don't deregister idle MRs and retry */
+	bool once; /* a failed command is not repeated after idle MRs are deregistered */
 	uint32_t idle_ms;
 
 	/* private to mr_notify_reg_mr() */

@@ -109,7 +109,7 @@ int mr_notify_execute(struct ibv_context *context,
 /*
  * Does not call ibv_dereg_mr(), because a preloaded library may replace this verb. The
  * preloaded library never saw this MR, and may be inside a call itself. The cache does not
- * need the verb's ibv_dofork_range(): see keeps_ranges_from_children().
+ * need ibv_dofork_range(), which the verb calls (see keeps_ranges_from_children()).
  */
 int mr_notify_dereg_mr(struct ibv_mr *mr)
 {

@@ -2,7 +2,7 @@
 # Options for the C++ of libibverbs. The library must load without libstdc++, so its code must not need
 # the C++ run time or the checks of debug builds, which call the run time.
 
-# The last option is for verbs.h, which mixes enumeration types. C++20 would warn.
+# The last option is for verbs.h, which mixes enumeration types. C++20 warns about such a mix.
 set(MR_CACHE_WARNINGS -Wall -Wextra -Wshadow -Wconversion -Wno-deprecated-enum-enum-conversion)
 set(MR_CACHE_NO_RUNTIME -fno-exceptions -fno-rtti -fno-threadsafe-statics -fno-use-cxa-atexit
     -fvisibility=hidden -U_GLIBCXX_ASSERTIONS -D_GLIBCXX_NO_ASSERTIONS)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The TLS model of thread-local variables on a fast path. In a library each access is usually a call.
- * With the model initial-exec the access is a load, but the variable needs static TLS. glibc has some
- * spare static TLS for libraries that are loaded late. musl has none: dlopen() of a library with such
- * a variable always fails.
+ * The TLS model of thread-local variables on a fast path. In a library each access to such a
+ * variable is usually a call. With the model initial-exec the access is a load, but the variable
+ * needs static TLS. glibc has some spare static TLS for libraries that are loaded late. musl has
+ * none, so dlopen() of a library with such a variable always fails.
  */
 #ifndef IB_VERBS_STATIC_TLS_H
 #define IB_VERBS_STATIC_TLS_H

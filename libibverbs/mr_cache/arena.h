@@ -19,8 +19,9 @@ namespace mr_cache {
 
 /*
  * The newest registrations in progress. A request for the same range waits for the registration,
- * but only some milliseconds (await()), because its thread may hold a lock that the registering
- * thread needs. An allocator's hook does not wait, because two hooks could wait for each other.
+ * but only some milliseconds (await()), because the waiting thread may hold a lock that the
+ * registering thread needs. An allocator's hook does not wait, because two hooks could wait for
+ * each other.
  */
 template <class Env> class operations {
 public:
@@ -80,7 +81,7 @@ template <class Env> struct arena {
 	atomic<uint32_t> ready; // entries before this index are accessible
 	atomic<uint32_t> ready_hint; // hints up to this bucket are accessible
 	owners<Env> owner;
-	catalog<Env> index; // its end, and all members below, become accessible in pieces
+	catalog<Env> index; // this member's end and all members below become accessible in pieces
 	entry<Env> entries[Env::entries];
 	hints<Env> hint;
 
@@ -106,7 +107,7 @@ template <class Env> struct arena {
 	uint32_t high() const { return hot.high.load(std::memory_order_relaxed); }
 	uint32_t last_hint() const { return hot.last_hint.load(std::memory_order_relaxed); }
 
-	/* Makes memory for later misses accessible. Call this without the mutex, because system
+	/* Makes memory for later misses accessible. Call this unlocked, because faults and system
 	 * calls deliver signals, and a handler can't use the cache if its thread has the mutex. */
 	void prepare()
 	{
@@ -205,7 +206,7 @@ public:
 		locks = true;
 		if (a->hot.birth.compare_exchange_strong(nobody, 1, std::memory_order_relaxed,
 							 std::memory_order_relaxed) &&
-		    a->prepare_first()) // never fails: the arena was accessible before the fork
+		    a->prepare_first()) // accessible before the fork, so this never fails
 			begin(*a);
 		locks = false;
 		while (!a->generation())

@@ -265,7 +265,7 @@ public:
 	}
 
 private:
-	/* Takes the entry, not its index, because find() has no register left for an index. */
+	/* Takes the entry, because find() has no register left for an index. */
 	template <class OnMiss>
 	[[gnu::noinline]] void *find_part(void *pd, uint64_t addr, uint64_t length, uint32_t access,
 					  OnMiss on_miss, entry<Env> &e)

@@ -66,8 +66,8 @@ public:
 		return {alike(found.before, want), alike(found.after, want)};
 	}
 
-	/* No entry with the same rights may contain the new entry. If the new entry contains entry
-	 * n, calls retire(n), which erases entry n. Returns whether the new entry overlaps any. */
+	/* No entry with the same rights may contain entry i. If entry i contains entry n, calls
+	 * retire(n), which erases entry n. Returns whether entry i overlaps another entry. */
 	template <class Retire>
 	bool insert(uint32_t i, const entry<Env> *entries, const Retire &retire)
 	{

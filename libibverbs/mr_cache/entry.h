@@ -61,7 +61,7 @@ enum class state : uint8_t {
 	FREE,
 	MAKING,	       // a thread registers it
 	OPEN,	       // in the index, or UNLINKED
-	DEREGISTERING, // a thread deregisters it, or is about to
+	DEREGISTERING, // a thread deregisters the entry, or will do so
 	DEREG_FAILED,  // the deregistration is tried again when the PD or the owner ends
 };
 

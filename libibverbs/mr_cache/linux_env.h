@@ -59,7 +59,7 @@ struct linux_env {
 			waiting.store(true, std::memory_order_relaxed);
 			return count.load(std::memory_order_relaxed);
 		}
-		/* Returns false after the deadline. A deadline of 0 means that there is none. */
+		/* Returns false after the deadline. With deadline 0, waits without a limit. */
 		bool wait(uint32_t seen, uint64_t deadline)
 		{
 			const timespec at = {static_cast<time_t>(deadline / SECOND),

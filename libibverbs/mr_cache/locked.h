@@ -180,7 +180,7 @@ public:
 	 * Ends all entries of an owner, or of a PD if `who` is NULL, before the owner or PD ends.
 	 * Waits for threads that call the registrar for such an entry, because they use the
 	 * context. Waits a few iterations for readers, which drop unused references. Does not wait
-	 * for users, who may leak references. The last user of an entry ends the entry.
+	 * for users, which may leak references. The last user of an entry ends the entry.
 	 */
 	int drain(const void *who, const void *pd)
 	{
@@ -231,7 +231,7 @@ public:
 
 		const uint32_t o = a.owner.find(who);
 
-		/* Without a lock, mark the owner. The next holder of the mutex then abandons it. */
+		/* Without a lock, mark the owner. The next holder of the mutex ends its entries. */
 		if (o != a.owner.NONE && held)
 			abandon(o);
 		else if (o != a.owner.NONE)
@@ -451,7 +451,7 @@ public:
 		return held ? a.deregistered - deregistered : 0;
 	}
 
-	/* Calls `call` without the mutex or cancellation: calloc() may be a cancellation point. */
+	/* Calls `call` unlocked. calloc() may be a cancellation point, so disables cancellation. */
 	template <class Call> void outside(const Call &call)
 	{
 		const int cancel = Env::disable_cancel();

@@ -4,8 +4,8 @@
  * waits for a thread that registers the same range, makes room, registers, and publishes the entry.
  *
  * The wait ends after some milliseconds, because a longer wait could be a deadlock. The other
- * thread may wait for the program's pager (userfaultfd), which may need a lock of this thread. Then
- * this thread registers, too. The larger entry stays in the catalog (deserves_place()).
+ * thread may wait for the program's pager (userfaultfd), which may need a lock of this thread.
+ * After the wait this thread registers, too. The larger entry stays indexed (deserves_place()).
  */
 #ifndef MR_CACHE_MISS_H
 #define MR_CACHE_MISS_H

@@ -5,7 +5,7 @@
  *
  * All functions are thread safe, and call the registrar without a lock. They return 0 or an errno
  * value unless said otherwise. A call from an allocator's hook inside the registrar does not wait.
- * A child has an empty cache and a new generation. There a parent's reference has no effect.
+ * A child has an empty cache and a new generation. Releasing a parent's reference has no effect.
  */
 #ifndef MR_CACHE_CORE_H
 #define MR_CACHE_CORE_H
@@ -35,7 +35,7 @@ struct mr_cache_request {
 	void *owner;
 	uint64_t addr; /* the range that the fields of the MR show */
 	uint64_t length;
-	uint64_t start; /* the range to register: whole pages; with MR_CACHE_EXACT as above */
+	uint64_t start; /* whole pages to register, or with MR_CACHE_EXACT the range above */
 	uint64_t size;
 	uint32_t access;
 	uint32_t index; /* as in struct mr_cache_ref */
@@ -79,7 +79,7 @@ void *mr_cache_on_miss(void *pd, uint64_t addr, uint64_t length, uint32_t access
 int mr_cache_acquire(void *pd, void *owner, uint64_t addr, uint64_t length, uint32_t access,
 		     struct mr_cache_ref *ref);
 
-/* Returns EINVAL if the reference was released before. After other errors the caller keeps it. */
+/* Returns EINVAL for a released reference. After other errors the caller keeps the reference. */
 int mr_cache_release(uint32_t index, uint32_t generation);
 
 /* Removes the registration from the index. Returns 0 if the caller has the only reference. If

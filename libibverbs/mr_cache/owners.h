@@ -89,7 +89,7 @@ private:
 
 	uint32_t first;
 	uint32_t last;
-	uint32_t hand; // where the next search starts, as the hand of a clock; 0: at `first`
+	uint32_t hand; // where the next search starts, as the hand of a clock; 0 for `first`
 	uint32_t count;
 };
 

@@ -33,7 +33,7 @@ int mr_cache_make_plain(struct ibv_mr *mr)
 	return EOPNOTSUPP;
 }
 
-/* The parameters of a registration that also arms the MR. */
+/* The parameters of a registration that arms. */
 static struct mr_notify_request request;
 static struct ibv_mr *registered;
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
  * Finds the environment variables with which the MPI and communication libraries of
- * this machine leave registrations to the cache of libibverbs. Each variable has a
- * reason.
+ * this machine leave registrations to the cache of libibverbs. Each variable comes
+ * with a reason.
  */
 #ifndef MR_CACHE_ENVIRONMENT_H
 #define MR_CACHE_ENVIRONMENT_H

@@ -154,7 +154,7 @@ std::optional<library> look(const char *file, question ask, std::vector<std::str
 		fail("fork");
 	if (!pid)
 		child(ends[1], file, ask);
-	setpgid(pid, pid); /* parent and child both call it, because either may run first */
+	setpgid(pid, pid); /* parent and child both call setpgid(), because either may run first */
 	close(ends[1]);
 	const bool came = read_answer(ends[0], said);
 	close(ends[0]);

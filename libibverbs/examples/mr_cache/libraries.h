@@ -32,7 +32,7 @@ struct libraries {
 };
 
 /*
- * Finds libraries as the loader does, including those in LD_LIBRARY_PATH. A child
+ * Finds libraries as the loader does, including libraries in LD_LIBRARY_PATH. A child
  * process loads each library, because loading a library runs its constructors. The
  * child prints nothing. If the child hangs, the parent kills it. Throws
  * std::system_error.

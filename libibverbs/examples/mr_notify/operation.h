@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
-/* An operation on registered memory, and whether the registration must survive it. */
+/* An operation on registered memory, and whether the registration must survive the operation. */
 #ifndef MR_NOTIFY_OPERATION_H
 #define MR_NOTIFY_OPERATION_H
 
@@ -21,7 +21,7 @@ enum class effect {
 /* Which processes an operation may disturb. */
 enum class reach {
 	process,      /* no other process */
-	process_once, /* no other process; it takes long, so it runs once and is not timed */
+	process_once, /* no other process; the operation is slow, so it runs once, untimed */
 	system,	      /* the whole machine, for example its caches, a page, or its swap space */
 };
 

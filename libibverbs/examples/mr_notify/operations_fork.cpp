@@ -33,7 +33,7 @@ memory hugetlb_to_fork(std::size_t length)
 	return registered;
 }
 
-/* Writes while the child still has its copy. */
+/* The parent writes while the child still has its copy. */
 void write_beside_child(memory &m)
 {
 	const pid_t child = fork();

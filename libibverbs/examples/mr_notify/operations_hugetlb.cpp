@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * Rows of the table with reserved huge pages (hugetlbfs). For these pages the MMU
- * notifiers report CLEAR if they would report UNMAP for other memory.
+ * notifiers report CLEAR instead of UNMAP.
  */
 #include "rows.h"
 

@@ -19,8 +19,7 @@
 namespace mr_notify {
 namespace {
 
-/* A ring for one request. The program does not use liburing, because no other row needs
- * it. */
+/* A ring for one request. It replaces liburing, which only this row would use. */
 class ring {
 public:
 	ring() : fd_(static_cast<int>(syscall(SYS_io_uring_setup, 1, &params_)))

@@ -109,7 +109,7 @@ void collapse(memory &m)
 
 void collapse_from_outside(memory &m)
 {
-	/* Pages that the child maps, too, would stay in place. */
+	/* Pages that the child also maps would stay in place. */
 	advise({m.registered().addr, 2 * huge_page_size()}, MADV_DONTFORK, "MADV_DONTFORK");
 	allow_huge_pages(m);
 	in_child([&] {

@@ -25,7 +25,7 @@ struct address {
 	int gid_index = 0;
 	ibv_gid gid{};
 	uint32_t qp = 0;
-	uint32_t psn = 0; /* of the first packet that this end sends */
+	uint32_t psn = 0; /* the PSN of the first packet that this end sends */
 };
 
 /* A queue pair for 16 requests at a time, each with up to 30 SGEs. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The common parts of the files operations_*.cpp. Each file adds its rows to the list. Rows of all
- * files share the steps.
+ * The common parts of the files operations_*.cpp. Each file adds its rows by class rows. The
+ * functions below are steps that many rows use.
  */
 #ifndef MR_NOTIFY_ROWS_H
 #define MR_NOTIFY_ROWS_H
@@ -55,7 +55,8 @@ void add_reclaim(rows &);
 void add_migration(rows &);
 void add_poison(rows &);
 
-/* Unless ok, throws unsupported if errno says that the kernel lacks the operation, or an error. */
+/* Does nothing if ok. Otherwise throws unsupported if errno says that the kernel lacks the
+ * operation, and std::system_error for other values of errno. */
 void check(bool ok, const char *what);
 
 range half(range r);
@@ -69,7 +70,7 @@ void drop_all(const memory &m);
 void move(memory &m, range from, int extra_flags = 0, std::size_t alignment = page_size());
 void advise(range r, int advice, const char *name);
 action advising(int advice, const char *name);
-/* Punches a hole into the file where r maps the file. The start of whole maps the start of the
+/* Punches a hole into the part of the file that r maps. The start of whole maps the start of the
  * file. */
 void punch(int fd, range r, range whole);
 memory private_hugetlb(std::size_t length);
@@ -79,8 +80,8 @@ memory shared_hugetlb(std::size_t length);
  * processes map. */
 memory unshared_with_witness(std::size_t length);
 
-/* Unless ok, ends the child with status not_here if errno says that a right is missing, or with
- * 1. */
+/* Does nothing if ok. Otherwise ends the child. The status is not_here if errno says that a right
+ * is missing, and 1 for other values of errno. */
 constexpr int not_here = 2;
 void child_check(bool ok);
 

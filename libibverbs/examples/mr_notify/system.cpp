@@ -165,7 +165,7 @@ control_group::control_group(const std::string &name)
 
 control_group::~control_group()
 {
-	/* A process that has just ended may still be counted. */
+	/* The group may still count a process that has just ended. */
 	happens([&] { return rmdir(path_.c_str()) == 0 || errno != EBUSY; });
 }
 
