@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Measure the core of this checkout and of another one, in turns, and print the ratios.
 
-Why: only a ratio within one run on one machine shows whether a change made the cache faster or
-slower, because figures of two runs differ by more. Both programs are this checkout's benchmark,
-compiled with the headers and the core of each checkout. For each row the programs take turns, each
-in a new process, so that no row pays for memory that another row left. tests/bench/run --before
-calls this script.
+Only a ratio within one run on one machine shows whether a change made the cache faster or slower,
+because figures of two runs differ by more. Both programs are this checkout's benchmark, compiled
+with the headers and the core of each checkout. For each row the programs take turns, each in a new
+process, so that no row pays for memory that another row left. tests/bench/run --before calls this
+script.
 """
 import argparse
 import json

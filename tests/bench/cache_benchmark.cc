@@ -6,7 +6,7 @@
  *  hit/LAYOUT/N        acquire and release one of N buffers, in a random order, which is repeated
  *                      each time (layouts.h)
  *  hit/unordered/N     like hit, in an order that is never repeated
- *  hit/part/N          like hit, each time with another half of a buffer of 64 KiB
+ *  hit/part/N          like hit, with 32 KiB at a random place in each buffer of 64 KiB
  *  hit/same/N          like hit, all threads with the same buffers
  *  miss                an acquire that registers, and its release; 1,000 entries at most
  *  evict/OWNERS/N      misses of owners in turns; each owner has N entries, its limit

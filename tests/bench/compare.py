@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Run the benchmarks of the cache and of its peers one after the other, and print a table.
 
-Why: figures can be compared only within one run on one machine. Each program is a Google Benchmark
-and prints JSON; the median of several repetitions counts. tests/bench/run calls this script.
+Figures can be compared only within one run on one machine. Each program is a Google Benchmark and
+prints JSON. The median of several repetitions counts. tests/bench/run calls this script.
 """
 import json
 import os

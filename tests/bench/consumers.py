@@ -3,7 +3,7 @@
 
 buildlib/consumers builds both libraries, so each way is the same build of the same cache. All ways
 run at the same time in a guest of one processor, whose kernel gives each way a few milliseconds in
-turn, and counts its time. Reason: this machine may be a virtual machine whose processors are
+turn, and counts its time. This machine may be a virtual machine whose processors are
 threads of a shared core. Then its speed changes by a factor of 1.7 from second to second, and ways
 that run one after the other get different speeds. Each turn places memory elsewhere (shuffled.h).
 tests/bench/run calls this script, with the names of the libraries, or without names for both.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """The costs of MR notification, for its users and for others: prints the tables of costs.md.
 
-Why: the figures of Documentation/costs.md must be easy to repeat, also on another machine.
+The figures of Documentation/costs.md must be easy to repeat, also on another machine.
 In all tables except the last, a ratio compares two times in the same guest. The last table compares
 Debian's own modules with ours: two guests take turns, and the best round counts. tests/bench/run
 calls this script.

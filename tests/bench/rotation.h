@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
  * Messages from buffers in turn. Each buffer is registered before its message is sent, and
- * deregistered after, as a communication library does for a program with several large buffers.
- * The parameter Sender registers and sends:
+ * deregistered afterwards, as a communication library does for a program with several large
+ * buffers. The parameter Sender registers and sends:
  *
  *   void start(std::byte *addr, std::size_t length)   register, post a write
  *   void finish()                                     wait for the oldest write, deregister

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Measure transfers from rotating buffers with the registration in their path, and plot them.
 
-Why: the cost of a hit says little about the gain of a program. Here each message is registered,
-written to the peer by RDMA over soft-RoCE, and deregistered: with each cache, and without a cache.
-For the limit, all buffers are registered before the first message. In each guest the ways take
-turns, and the best turn of each way counts, because other load only adds time. tests/bench/run
-calls this script.
+The cost of a hit says little about the gain of a program. Here the buffer of each message is
+registered, written to the peer by RDMA over soft-RoCE, and deregistered. This is done with each
+cache and without a cache. For the limit, all buffers are registered before the first message. In
+each guest the ways take turns, and the best turn of each way counts, because other load only adds
+time. tests/bench/run calls this script.
 """
 import json
 import os

@@ -10,9 +10,10 @@
  *               without calls and checks. A cache that returns a pointer can't do less.
  *  hit/LAYOUT/N ibv_reg_mr + ibv_dereg_mr of one of N cached buffers, in a random order (User Mode
  *               Linux: native speed). The layouts are in layouts.h, but with smaller buffers: one
- *               page for apart and guarded, 256 MiB for inside. hit/part each time uses another
- *               half of 64 KiB, which has its own struct ibv_mr. In hit/threads each of 2 or 16
- *               threads has its own N buffers, in a guest with 2 CPUs; the figure is the CPU time.
+ *               page for apart and guarded, 256 MiB for inside. hit/part uses 32 KiB at a random
+ *               place in each buffer of 64 KiB. This part has its own struct ibv_mr. hit/threads
+ *               runs 2 or 16 threads in a guest with 2 CPUs, and measures the CPU time. Each
+ *               thread has its own N buffers.
  *               Counters, in nanoseconds: low, median and high are the 10th, 50th and 90th
  *               percentile of 40 measurements of 262,144 hits each
  *  miss/SIZE    a cached ibv_reg_mr that has to register, in turns with an uncached ibv_reg_mr of
@@ -21,9 +22,11 @@
  *               plain and miss are medians in nanoseconds, ratio is the ratio of these medians,
  *               and ratio_of_fast is the ratio of the 10th percentiles. ibv_reg_notified_mr() takes
  *               turns with both (notified); notified_by_miss is its ratio to a miss.
- *  renewed/...  see renewed.h: plain; cached; notified: a cache above the verbs, which checks the
- *               word of an entry, and ends the MR when the word is INVALID
- *  idle/...     with the RDMAV_MR_CACHE of the environment, see idle.h
+ *  renewed/WAY  a miss after the memory was mapped again (renewed.h). WAY is plain, cached or
+ *               notified. The way notified is a cache above the verbs, which checks the word of an
+ *               entry, and ends the MR when the word is INVALID.
+ *  idle/...     the cost of an idle registration (idle.h), with the RDMAV_MR_CACHE of the
+ *               environment
  */
 #include <benchmark/benchmark.h>
 

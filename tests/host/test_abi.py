@@ -41,8 +41,8 @@ name = ibv_mr_init_attr
 has_data_member_inserted_at = end
 """
 
-# Each node with its functions and the structs of its release. A new member needs a row here, and a
-# new node, which tells the library that a program knows the member. A member has 8 bytes by
+# Each node with its functions and the structs of its release. A new member needs a row here and a
+# new node. The node tells the library that a program knows the member. A member has 8 bytes by
 # default.
 MR, NOTIFY = "struct ibv_mr *", "int (*)(struct ibv_mr *, uint64_t *)"
 RELEASED = {

@@ -66,7 +66,7 @@ class HookTool(unittest.TestCase):
                     if not line.startswith("\tline ")]
 
     def edit(self, name, *files):
-        """Lay out, and add a line; return the earlier lines of a/ and b/."""
+        """Lay out the hook, and add a line. Return the earlier lines of a/ and b/."""
         after = os.path.join(hook.lay_out(name, files, self.repo), FILE)
         seen = self.read(after.replace("/b/", "/a/")), self.read(after)
         with open(after, "a", encoding="utf-8") as out:

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The lab makes a machine again when needed; until then no other process makes or uses it.
+"""The lab makes a machine again when needed. Meanwhile, no other process makes or uses the machine.
 
 A function replaces the compiler, which would take minutes; the lab's decisions are real.
 """

@@ -107,7 +107,9 @@ class Prose(unittest.TestCase):
 
     @staticmethod
     def complaints(*names, not_yet=(), text="{} is idle", word="what"):
-        """The mistakes of files with this text, in which {} stands for the word."""
+        """Write files that contain the text, and return the mistakes that lint finds in them. The
+        word replaces {} in the text.
+        """
         with tempfile.TemporaryDirectory() as folder, \
                 mock.patch.object(prose, "NOT_YET", not_yet):
             for name in names:

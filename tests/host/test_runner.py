@@ -83,7 +83,7 @@ class Counting(unittest.TestCase):
         self.assertEqual(str(count), "1 passed, 1 failed, 0 skipped")
 
     def test_unended(self):
-        """If a step did not end, its name includes the lab's messages."""
+        """If a step did not end, the name of its failure includes the lab's messages."""
         text = "test_a ... ok\nlab: booted\nlab: the kernel reported: Oops: 0\n" \
                "lab: the guest ended without a result\n"
         self.assertEqual(results.unended("step", text).failures[0].name,

@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Run Debian's own, unmodified RDMA programs on the installed packages, over rxe0.
 
-This script is for a guest that was started with tests/lab/run --packages; the programs also run on
+This script is for a guest that was started with tests/lab/run --packages. The programs also run on
 the library in the build folder. The first argument is a part of the names of checks to run. Each
-check prints one line: "ok NAME" or "not ok NAME". Each pair of programs runs with the cache off,
-on, and on for remote rights too. Both programs must succeed, the client must print its result, and
-both must have loaded only the packages' libibverbs. The speed of the programs does not matter. QEMU
-moves a virtual machine, whose memory is compared (migration.py).
+check prints one line: "ok NAME" or "not ok NAME". Each pair of programs runs three times: without
+the cache, with the cache for local rights, and with the cache for remote rights, too. Both programs
+must succeed, the client must print its result, and both must have loaded only the packages'
+libibverbs. The speed of the programs does not matter. QEMU moves a virtual machine, whose memory is
+compared (migration.py).
 """
 import contextlib
 import glob
@@ -156,8 +157,8 @@ def listening(port):
 
 
 def both_end(server, client):
-    """Wait until both end. Return False at a time limit: the peer of a failed process may wait
-    forever.
+    """Wait until both programs end. Return False at a time limit, because the peer of a failed
+    process may wait forever.
     """
     end = time.monotonic() + LIMIT
     while server.poll() is None or client.poll() is None:

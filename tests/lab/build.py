@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Make a machine's kernel, modules and initramfs. Parts that are up to date stay.
 
-Why a fingerprint and not make alone: every run of the lab checks its kernel, and make needs
-seconds for that. The fingerprint is a digest of all our input files, taken before the build, so
-an edit during the build leads to another build.
+The lab compares a fingerprint before it runs make, because every run of the lab checks its kernel,
+and make needs seconds for this check. The fingerprint is a digest of all our input files, taken
+before the build, so an edit during the build leads to another build.
 """
 import contextlib
 import fcntl

@@ -2,9 +2,9 @@
 """Start a guest, pass on its command's output, and end it in any case.
 
 A guest is one process group. It ends by itself, by a time limit, or by a signal to this process. If
-this process is killed, a keeper process ends the guest: the keeper only waits for the end of this
-process. The keeper also removes the control folder, which the guest shares, and which has the
-command and its status.
+this process is killed, a keeper process ends the guest. The keeper only waits for the end of this
+process. The keeper also removes the control folder. This folder is shared with the guest, and has
+the command and its status.
 """
 import dataclasses
 import os

@@ -192,8 +192,8 @@ def check(what, good):
 
 
 def checks(row, plain, hooks):
-    """Check the results of a row. `plain` and `hooks` are rows of the same MPI without a cache and
-    with a cache that intercepts calls, or None.
+    """Check the results of a row. `plain` is the row of the same MPI without a cache, and `hooks`
+    is its row with a cache that intercepts calls. Each of the two may be None.
     """
     again, kept, doubted = (row.seen[part] for part in ("mapped_again", "kept", "doubted"))
     good = True

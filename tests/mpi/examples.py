@@ -3,10 +3,10 @@
 """Build Documentation/examples with mpicc on the installed packages, and run them by mpirun.
 
 This script is for a guest that was started with tests/lab/run --packages. The argument names the
-guest's kernel: "notifies" or "stock". The Makefile builds the examples with the packages' headers;
-on a kernel that notifies, they keep registrations. The host built other copies with Debian's
-headers; they keep none. No message is stale in any case. The servers need no MPI. On "stock" they
-exit with 3.
+guest's kernel: "notifies" or "stock". The Makefile builds the examples with the packages' headers.
+On a kernel that notifies, these examples keep registrations. The host built other copies with
+Debian's headers. These copies keep no registrations. No message is stale in any case. The servers
+need no MPI. On "stock" they exit with 3.
 """
 import os
 import re

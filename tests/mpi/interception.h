@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * How libraries changed this process to learn of changes of memory. The process itself can see
- * whether a library has patched libc, uses userfaultfd, or has a thread for this purpose.
+ * Some libraries must learn of changes of memory, and therefore change their process. The process
+ * itself can see whether a library has patched libc, uses userfaultfd, or has a thread for this
+ * purpose.
  */
 #ifndef TESTS_MPI_INTERCEPTION_H
 #define TESTS_MPI_INTERCEPTION_H

@@ -5,11 +5,11 @@
  * unmaps it and maps it again at the same address. The program makes these system calls itself, as
  * Go, Rust or a custom allocator does, so libraries do not see them. The receiver counts messages
  * that arrive with the bytes of an earlier message. Then the program sends from a buffer that stays
- * mapped, as most buffers do; then from a buffer that the kernel may reclaim between messages, but
- * does not. Prints one line of JSON. For each part it has: messages, stale, registrations (by the
- * kernel's count, of both processes), microseconds per message. It also has how libraries changed
- * the first process to learn of changes of memory. If the messages could not be tried, the exit
- * status is not 0.
+ * mapped, as most buffers do. Finally the program sends from a buffer that the kernel may reclaim
+ * between messages, but does not reclaim. Prints one line of JSON. For each part it has: messages,
+ * stale, registrations (by the kernel's count, of both processes), microseconds per message. The
+ * line also shows whether libraries have patched libc, use userfaultfd, or have a thread in the
+ * first process. If the messages could not be tried, the exit status is not 0.
  */
 #include <mpi.h>
 #include <nlohmann/json.hpp>

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The output of programs: kept in files, split into steps, and timed, while it arrives.
+"""The output of programs is kept in files, split into steps, and timed while it arrives.
 
 The script in a guest marks the begin and end of each step in both of its outputs. A step has ended
-when both outputs have its end mark: then all of its output has arrived, on any transport.
+when both outputs have its end mark. Then all of its output has arrived, on any transport.
 """
 import os
 import re

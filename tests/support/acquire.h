@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Gets a reference as libibverbs does: by find(), or by acquire() if find() finds nothing. So a
- * sanitizer or the scheduler sees the hit path that ships. find() returns only the registration;
- * the registrars of the tests know its reference.
+ * Gets a reference as libibverbs does: by find(), or by acquire() if find() finds nothing.
+ * Therefore a sanitizer or the scheduler sees the hit path of the library. find() returns only the
+ * registration; the registrars of the tests know its reference.
  */
 #ifndef MR_CACHE_ACQUIRE_H
 #define MR_CACHE_ACQUIRE_H

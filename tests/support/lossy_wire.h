@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * A wire between two queue pairs of the device at the cable (raw_peer.h) that loses, doubles and
- * swaps packets, sends altered copies of packets, and counts all this.
+ * The wire between two queue pairs of the device at the cable (raw_peer.h) loses, doubles and swaps
+ * packets, and sends altered copies of packets. The wire counts all these events.
  *
  *   a, 10.0.9.1 -> 10.0.9.2          the wire          10.0.9.3 -> 10.0.9.1, to b
  *   b, 10.0.9.1 -> 10.0.9.3                            10.0.9.2 -> 10.0.9.1, to a

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
-/* Posts work requests of any kind; makes a shared receive queue. Throws on errors. */
+/* Posts work requests of any kind, and makes a shared receive queue. Throws on errors. */
 #ifndef GUEST_POST_H
 #define GUEST_POST_H
 

@@ -78,7 +78,7 @@ public:
 	}
 
 	/*
-	 * Maps other pages, or changes the mapping in a harmless way; then writes other contents.
+	 * Maps other pages, or changes the mapping in a harmless way. Then writes other contents.
 	 */
 	void change(unsigned int how)
 	{

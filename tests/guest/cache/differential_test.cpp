@@ -866,7 +866,7 @@ private:
 	int step_ = 0;
 };
 
-/* Returns both results of a step if they differ, but must not differ. */
+/* Compares the results of a step. Returns both results if the difference is not allowed. */
 std::optional<std::string> difference(const std::string &plain, const std::string &cached)
 {
 	const std::string refused = "-1, " + said(EINVAL);

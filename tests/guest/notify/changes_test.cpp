@@ -633,8 +633,8 @@ TEST_CASE("a process that ends is counted where its counter is shared")
 }
 
 /*
- * The kernel increments the counter before the system call that made the word INVALID returns. So a
- * thread never reads less than the number of words that it has made INVALID.
+ * When a system call makes a word INVALID, the kernel increments the counter before the call
+ * returns. So a thread never reads a count below the number of words that it has made INVALID.
  */
 TEST_CASE("race: a counter is exact for threads and processes that unmap at the same time")
 {

@@ -274,7 +274,7 @@ TEST_CASE("faults: everything fails now and then, while a thread unmaps", "[faul
 		memory m = shared_file(length);
 		const range r = m.registered();
 		std::atomic<bool> gone = false;
-		std::atomic<int> rounds = 0; /* the clock, because a call may take any time */
+		std::atomic<int> rounds = 0; /* as a clock, because a call may take any time */
 		word w;
 		owned<ibv_mr> mr;
 		std::thread other([&] {

@@ -39,7 +39,7 @@ void check(bool ok, const char *what)
 		fail(what);
 }
 
-/* Task work of io_uring for this thread: a signal mask does not block it. */
+/* Causes task work of io_uring for this thread. A signal mask does not block task work. */
 void complete_each(microseconds interval)
 {
 	io_uring_params params{};
@@ -126,7 +126,7 @@ bool map_very_many()
 					      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
 
 	check(many != MAP_FAILED, "mmap");
-	/* Touches one page: arming takes a lock only of mappings with pages. */
+	/* Touches one page, because arming takes a lock only of mappings with pages. */
 	*many = std::byte{1};
 	for (std::size_t i = 0; i < pages; i += 2) {
 		mprotect(many + i * page_size(), page_size(), PROT_NONE);

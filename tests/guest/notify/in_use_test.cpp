@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * A word that counts its users: the kernel sets INVALID immediately, but the device keeps the
+ * A word may count its users. Then the kernel sets INVALID immediately, but the device keeps the
  * pages until the last user has left.
  */
 #include "catch.h"

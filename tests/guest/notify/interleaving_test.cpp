@@ -151,8 +151,8 @@ TEST_CASE("interleaving: registering while the memory is being dropped")
 }
 
 /*
- * If a page is replaced before it is pinned, the registration gets the new page: INVALID would be
- * wrong.
+ * If a page is replaced before it is pinned, the registration gets the new page. Then INVALID would
+ * be wrong.
  */
 TEST_CASE("interleaving: memory changes ahead of the pinning")
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The ways in which an armed registration can end: its process exits, executes another program or
- * is killed; its device is removed. Each word is in memory that is shared with the test, which
+ * An armed registration can end in these ways: its process exits, executes another program or is
+ * killed, or its device is removed. Each word is in memory that is shared with the test, which
  * reads its final value.
  */
 #include "catch.h"

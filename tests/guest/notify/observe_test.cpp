@@ -294,7 +294,7 @@ TEST_CASE("mmap_lock is kept for some of the pages of a large registration at a 
 
 /*
  * If each event restarted the comparison, the comparison would never end. The kernel compares again
- * only pages that changed during the comparison, and takes mmap_lock again only for these.
+ * only pages that changed during the comparison, and takes mmap_lock again only for these pages.
  */
 TEST_CASE("settling and arming end while events continue", "[two cpus]")
 {
@@ -683,8 +683,8 @@ TEST_CASE("rdma resource shows the state of an MR")
 }
 
 /*
- * The kernel may call notifiers of other processes in this thread: a page fault may migrate or
- * reclaim a page that this process shares with its parent, which has notifiers.
+ * A page fault may migrate or reclaim a page that this process shares with its parent. Then the
+ * kernel calls the parent's notifiers in this thread.
  */
 TEST_CASE("without notification no MMU notifier is called", "[kprobes]")
 {

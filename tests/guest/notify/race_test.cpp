@@ -284,8 +284,8 @@ TEST_CASE("race: a word is in the page that its address maps")
 }
 
 /*
- * When the word says INVALID, the device must have lost its access, in whichever order disarming
- * and unmapping run.
+ * When the word says INVALID, the device must have lost its access. The order of disarming and
+ * unmapping must not matter.
  */
 TEST_CASE("race: disarming during an unmap", "[revoke]")
 {
@@ -349,7 +349,7 @@ TEST_CASE("race: disarming during an unmap", "[revoke]")
 
 namespace {
 
-/* Has huge pages, the last of which another thread drops again and again. */
+/* Has huge pages. Another thread drops the last huge page again and again. */
 class dropped_beside {
 public:
 	explicit dropped_beside(memory pages) : pages_(std::move(pages)) {}

@@ -982,8 +982,8 @@ TEST_CASE("race: a user with a reference of a valid registration is never refuse
 }
 
 /*
- * The kernel changes the word before its own state. The probe's stack trace in between gives
- * settling more time.
+ * The kernel changes the word before its own state. Between these two changes, the probe's stack
+ * trace gives settling more time.
  */
 TEST_CASE("race: a settle while the word is being set restores it", "[kprobes]")
 {

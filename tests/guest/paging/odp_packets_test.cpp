@@ -51,7 +51,7 @@ struct slow_responder {
 };
 
 /*
- * Are these the responses to a read, from this PSN on, in order, each once, with the right bytes?
+ * Are these all responses to a read, in order, from this PSN on, with the right bytes?
  */
 bool answers(const std::vector<raw_peer::packet> &packets, uint32_t psn, std::size_t count,
 	     std::byte value)
@@ -531,8 +531,8 @@ TEST_CASE("packets: at most 512 packets wait", "[veth odp][userfaultfd][pace]")
 	long done = 0;
 
 	/*
-	 * Repeats the test if the peer got its RNR NAK (after 20 ms), which drops all packets, or
-	 * if the page came before the responder had all these packets.
+	 * Repeats the test if the RNR NAK (after 20 ms) has dropped all packets, or if the page
+	 * came before the responder had all these packets.
 	 */
 	for (int i = 0; i < 50 && (done == 0 || done >= 512); i++) {
 		raw_peer peer(s.wire);

@@ -2,8 +2,8 @@
 /*
  * On-demand paging at random, in several processes. Some threads make transfers whose bytes are
  * known (odp/arena.h). Others make accesses that fail, wait, or are abandoned
- * (odp/random_access.h). During this, processes are killed or execute another program, and the
- * device is being removed. RUN_SECONDS says how long (default 3), RUN_SEED is the first seed.
+ * (odp/random_access.h). At the same time, processes are killed or execute another program, and the
+ * device is removed. RUN_SECONDS says how long (default 3), RUN_SEED is the first seed.
  */
 #include "catch.h"
 

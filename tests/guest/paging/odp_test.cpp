@@ -415,8 +415,8 @@ TEST_CASE("pages of a device are not memory", "[odp]")
 	uint64_t at = 0;
 
 	/*
-	 * Finds a mapping with VM_IO and VM_PFNMAP. Each process has one, the vDSO's clock pages:
-	 * [vvar], and in Linux 7.3 also [vvar_vclock], the pages of a hypervisor's clock.
+	 * Finds a mapping with VM_IO and VM_PFNMAP. In each process, [vvar] maps the vDSO's clock
+	 * pages. In Linux 7.3, [vvar_vclock] also maps the pages of a hypervisor's clock.
 	 */
 	for (std::string line; std::getline(maps, line);)
 		if (line.find("[vvar") != std::string::npos)

@@ -853,8 +853,8 @@ TEST_CASE("threads that wait for pages stop and continue with their process", "[
 	CHECK(happens([] { return waiting_threads() == 2; }));
 
 	/*
-	 * A debugger attaches and detaches. A fault that it interrupts continues in another thread,
-	 * perhaps a new thread. So it attaches until no thread is new.
+	 * A debugger attaches and detaches. A fault that the debugger interrupts continues in
+	 * another thread, perhaps a new thread. So the debugger attaches until no thread is new.
 	 */
 	std::set<pid_t> tasks;
 	for (bool again = true; again;) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Requests and packets that can't be executed or sent: the status with which they complete, and the
- * state of the queue pair and of the connection manager afterwards. Also the limits of MRs and MWs.
+ * Requests and packets that can't be executed or sent. The tests check the status of each
+ * completion, and afterwards the state of the queue pair and of the connection manager. Other tests
+ * check the limits of MRs and MWs.
  */
 #include "catch.h"
 

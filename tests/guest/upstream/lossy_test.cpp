@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Two queue pairs of one device and a wire between them that loses, doubles and swaps packets
- * (lossy_wire.h). Each request must complete. A request that completes with success must have done
- * its work. Several requests are in progress at a time, from both ends. PSNs wrap.
+ * The wire between two queue pairs of one device loses, doubles and swaps packets (lossy_wire.h).
+ * Each request must complete. A request that completes with success must have done its work.
+ * Several requests are in progress at a time, from both ends. PSNs wrap.
  *
- * RUN_SECONDS sets the time (default 3), or RUN_COUNT the number of transfers, each for pinned
- * memory and for memory on demand. RUN_SEED sets the seed. The last line of each case has the
- * counts.
+ * There is a case for pinned memory and a case for memory on demand. RUN_SECONDS sets the time of
+ * each case (default 3), or RUN_COUNT sets its number of transfers. RUN_SEED sets the seed. The
+ * last line of each case has the counts.
  */
 #include "catch.h"
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Requests in progress while a queue pair is drained, reset, or modified by two threads, or while
- * its peer is not ready. Also the attributes that each state accepts. RUN_SECONDS sets how long
- * threads run (default 3).
+ * Requests are in progress while a queue pair is drained, reset, or modified by two threads, or
+ * while its peer is not ready. Other tests check the attributes that each state accepts.
+ * RUN_SECONDS sets how long threads run (default 3).
  */
 #include "catch.h"
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Messages are sent again for one of two reasons. Either the requester and its peer get no CPU for
- * longer than the timeout, so the acknowledgment comes during the second sending. Or the message
- * came too early.
+ * Messages are sent again for one of two reasons. The requester and its peer may get no CPU for
+ * longer than the timeout. Then the acknowledgment comes during the second sending. The other
+ * reason is a message that came too early.
  */
 #include "catch.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * A key gives a peer access only to the registered bytes, with the given rights. Requests that a
- * user writes to a queue reach the same bytes, but no objects of the kernel. Both hold for plain
+ * user writes to a queue reach the same bytes, but no objects of the kernel. The tests check plain
  * and cached registrations.
  */
 #include "catch.h"

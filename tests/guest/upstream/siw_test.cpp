@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * soft-iWARP and ends that violate the protocol: a peer that is a TCP socket, and the owner of a
- * queue in mapped memory. The console shows failures: an oops fails the run.
+ * soft-iWARP must survive ends that violate the protocol. Such an end is a peer that is a TCP
+ * socket, or the owner of a queue in mapped memory. If the kernel oopses, the console shows the
+ * failure and the run fails.
  */
 #include "catch.h"
 
@@ -573,8 +574,8 @@ TEST_CASE("siw: an FPDU right after the MPA reply is processed", "[iwarp][kprobe
 	{
 		bytes numbers;
 
-		put(numbers, uint16_t{0x8002}); /* peer to peer; the number of reads */
-		put(numbers, uint16_t{0x8002}); /* by a write; the number of reads */
+		put(numbers, uint16_t{0x8002}); /* the flag "peer to peer", and the IRD */
+		put(numbers, uint16_t{0x8002}); /* the flag "RTR by a write", and the ORD */
 		request = mpa("MPA ID Req Frame", 0x1002, 4, numbers);
 		first = write_frame(last, 0, nullptr, {});
 	}

@@ -86,7 +86,7 @@ bool faults::inject(unsigned int n, const std::function<void()> &in) const
 
 	nth.write(text.c_str());
 	in();
-	/* The read of this file also counts: it fails if it is the n-th. */
+	/* The read of this file also counts, and fails if it is the n-th call. */
 	const int left = nth.read();
 	nth.write("0");
 	nth.write("0"); /* the first write may have been the n-th */

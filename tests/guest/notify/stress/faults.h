@@ -21,8 +21,8 @@ public:
 	bool possible() const { return possible_; }
 
 	/*
-	 * Makes the n-th call in `in` that can fail return an error. Returns false if `in` has
-	 * fewer.
+	 * Counts the calls in `in` that can fail. The n-th such call returns an error. Returns
+	 * false if `in` makes fewer such calls.
 	 */
 	bool inject(unsigned int n, const std::function<void()> &in) const;
 
@@ -30,8 +30,8 @@ public:
 	void sometimes(const std::function<void()> &in) const;
 
 	/*
-	 * Lets one allocation of any thread fail, also of the kernel's workers, after `in` and
-	 * others have allocated about this many bytes.
+	 * Makes one allocation fail after `in` and other threads have allocated about this many
+	 * bytes. The allocation may belong to any thread, also to a worker of the kernel.
 	 */
 	void after_bytes(unsigned int bytes, const std::function<void()> &in) const;
 

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * A registration that many threads work on at the same time, and the oracle that says at each
- * moment the right value of its word.
+ * Many threads work on a registration at the same time. The oracle knows the right value of the
+ * registration's word at each moment.
  *
- * One row of the test matrix changes the memory, once. The oracle notes when the row begins and
+ * One row of the test matrix changes the memory once. The oracle notes when the row begins and
  * when the row is over:
  *
  *   If the row was over before the word was read, the word is not zero, and settling makes it
  *   INVALID.
  *   If the row began only after the word was read, the word is not INVALID.
  *
- * Some words count their users. If a thread adds a reference and sees no INVALID, it can reach the
- * memory that stays until it drops the reference. When the last reference is gone and the word says
- * INVALID, settling takes the pages from the device.
+ * Some words count their users. If a thread adds a reference to a word without INVALID, the memory
+ * stays accessible until the thread drops the reference. If a word without references is INVALID,
+ * settling takes the pages from the device.
  *
  * The kernel may suspend some of these registrations while they have no users. Then the row may
  * have no effect, because settling gives the device the memory that is mapped at that time. A user

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Accesses that may fail. The memory is being unmapped, protected or made secret, or its faults get
- * a late answer or none. Queue pairs and registrations end during the access.
+ * Accesses that may fail. During an access, other threads may unmap or protect the memory, or make
+ * it secret. Page faults may get a late answer or no answer. Queue pairs and registrations end
+ * during the access.
  */
 #ifndef GUEST_ODP_RANDOM_ACCESS_H
 #define GUEST_ODP_RANDOM_ACCESS_H
