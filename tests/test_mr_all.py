@@ -105,7 +105,7 @@ class MrAllAPITest(PyverbsAPITestCase):
 
 class OnDemand:
     """
-    Resources whose MR pages on demand.
+    Resources with an MR for on-demand paging.
     """
     extra = 0
 

@@ -496,7 +496,8 @@ class MRNotifyGuideTest(MRNotifyTestCase):
 
     def map_shared(self):
         """
-        Map shared memory: dropped pages can come back, so its MR is suspect, and then intact.
+        Map shared memory. Its dropped pages can come back, so its MR is SUSPECT first, and intact
+        later.
         """
         addr = mem.mmap(length=LENGTH, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
         ctypes.memset(addr, 0x5a, LENGTH)
@@ -798,7 +799,7 @@ class MRNotifyTrafficTest(MRTrafficTestCase):
 
     def test_mr_notify_rc_again(self):
         """
-        After other pages were mapped at the same address both words are INVALID. With new
+        After other pages were mapped at the same address, both words are INVALID. With new
         registrations the new bytes arrive.
         """
         self.create_players(NotifyRC)

@@ -10,11 +10,11 @@
  *   in use found, and how often did the device lose the registration?
  * - kept: 200 registrations were unmapped after use and not requested again. How many of them keep
  *   their pages?
- * - kept by hits: The same, but afterwards another registration is found, rarely, so that the
- *   kernel suspends the 200. In "kept by many hits" it is found many times.
+ * - kept by hits: The same, but afterwards hits find another registration. The hits are rare, so
+ *   the kernel suspends the 200 registrations. In "kept by many hits" the hits are frequent.
  *
- * The line also tells how libraries changed the process to learn of changes of memory.
- * "patched_first" tells what they changed before a device was opened. If ON_DEMAND is set, UCX may
+ * The line also shows whether libraries have patched libc, use userfaultfd, or have a thread in the
+ * process. "patched_first" shows the state before a device was opened. If ON_DEMAND is set, UCX may
  * register on demand, which pins no memory. "imported" is libfabric with a monitor that the program
  * supplies, as Open MPI does. This monitor never reports a change.
  */

@@ -201,7 +201,7 @@ class Run:
         """Run the steps of a guest. If its kernel reports a problem, this counts as one more failed
         test."""
         with open(os.path.join(folder, "steps.sh"), "w", encoding="utf-8") as text:
-            # Check the library first, because the loader would ignore a missing one.
+            # Check the library first, because the loader would ignore a missing library.
             text.write(f"[ -r {shlex.quote(SLOW_MACHINE)} ] || exit\nexport {self.late}\n"
                        if self.late else "")
             text.write(output.script([step.command for step in row.steps]))

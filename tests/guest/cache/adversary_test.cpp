@@ -5,7 +5,8 @@
  * Other threads open contexts and PDs, use them likewise, close them, and keep asking the kernel to
  * reclaim idle pages. The test must also catch a cache that ignores the word.
  *
- * RUN_SECONDS sets how long it runs (default 3), or RUN_COUNT how many registrations it makes.
+ * RUN_SECONDS sets how long the test runs (default 3), or RUN_COUNT sets how many registrations it
+ * makes.
  * RUN_SEED sets the seed.
  */
 #include "catch.h"

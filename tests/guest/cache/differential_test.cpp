@@ -27,7 +27,7 @@
  *  - A registration is not a cancellation point. The program does not compare whether a thread was
  *    cancelled during a registration or after it.
  *
- * RUN_SEED sets the first seed, RUN_SECONDS the time (default 3).
+ * RUN_SEED sets the first seed. RUN_SECONDS sets the time (default 3).
  */
 #include "catch.h"
 

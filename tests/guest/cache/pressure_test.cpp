@@ -33,7 +33,7 @@ using namespace mr_notify;
 namespace {
 
 constexpr std::size_t buffer = std::size_t{256} << 10;
-constexpr std::size_t block = 512; /* has equal bytes: compresses well */
+constexpr std::size_t block = 512; /* has equal bytes, so it compresses well */
 constexpr std::size_t megabyte = std::size_t{1} << 20;
 constexpr int rounds = 2;
 

@@ -2,7 +2,8 @@
 /*
  * Peers on the first node of tests/lab/run --nodes 2 write and read memory of the second node, over
  * a wire that loses, repeats and reorders packets. At the same time the owner loses this memory.
- * RUN_BYTES: how many bytes the oracle transfers (default: 10 million). RUN_SEED: its seed.
+ * RUN_BYTES sets the number of bytes that the oracle transfers (default: 10 million). RUN_SEED sets
+ * its seed.
  */
 #include "catch.h"
 

@@ -2,8 +2,8 @@
 /*
  * Rows of the test matrix, registrations, arming, settling, RDMA, forks and kills run at the same
  * time and at random, in several processes with several threads. Each registration has an oracle
- * (stress/slot.h), and a thread shrinks all caches without a pause. RUN_SECONDS says how long
- * (default 5), RUN_SEED is the first seed (default 1). A seed repeats the choices, but not the
+ * (stress/slot.h), and a thread shrinks all caches without a pause. RUN_SECONDS sets the time
+ * (default 5). RUN_SEED sets the first seed (default 1). A seed repeats the choices, but not the
  * timing.
  */
 #include "catch.h"

@@ -4,7 +4,7 @@
  * kinds of registration and memory windows are random. At the same time other threads unmap, drop,
  * move, protect and fork (odp/arena.h).
  *
- * RUN_SECONDS: how long (default 3). RUN_SEED: the seed. The last line has the counts.
+ * RUN_SECONDS sets the time (default 3). RUN_SEED sets the seed. The last line has the counts.
  */
 #include "catch.h"
 

@@ -3,7 +3,7 @@
  * On-demand paging at random, in several processes. Some threads make transfers whose bytes are
  * known (odp/arena.h). Others make accesses that fail, wait, or are abandoned
  * (odp/random_access.h). At the same time, processes are killed or execute another program, and the
- * device is removed. RUN_SECONDS says how long (default 3), RUN_SEED is the first seed.
+ * device is removed. RUN_SECONDS sets the time (default 3). RUN_SEED sets the first seed.
  */
 #include "catch.h"
 

@@ -5,7 +5,7 @@
  * between the two ends of a couple loses, doubles and swaps packets, and adds altered copies
  * (lossy_wire.h). The kernel must not complain, and each couple must work at the end.
  *
- * RUN_SEED sets the seed, RUN_SECONDS the time (default 3). The last line has the counts.
+ * RUN_SEED sets the seed. RUN_SECONDS sets the time (default 3). The last line has the counts.
  */
 #include "catch.h"
 

@@ -2,8 +2,8 @@
 /*
  * A queue pair shares its rings with its owner. The owner may write to a request at any time:
  * before the kernel reads the request, during its execution, while it waits for the response, and
- * when it is sent again. RUN_SECONDS says how long random words are written (default 3), RUN_SEED
- * is the seed.
+ * when it is sent again. RUN_SECONDS sets how long random words are written (default 3). RUN_SEED
+ * sets the seed.
  */
 #include "catch.h"
 
