@@ -269,7 +269,7 @@ def run(program, over, way, nodes, answers):
 
 
 def main():
-    """Run all programs. If one also fails with hooks, print both results."""
+    """Run all programs. If a program also fails with hooks, print both results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", action="store_true", help="a process on each of two nodes")
     parser.add_argument("name", nargs="*", help="programs with that in their name")

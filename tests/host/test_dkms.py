@@ -320,7 +320,8 @@ class Making(unittest.TestCase):
 
 
 class Mishaps(unittest.TestCase):
-    """Failures halfway, with the package's scripts, and the real dkms and dpkg on stub kernels."""
+    """Steps fail halfway. The package's scripts, dkms and dpkg are real, and the kernels are stubs.
+    """
 
     layers = ["/"]
     kernels = ("6.12.1-a", "6.12.1-b")

@@ -229,7 +229,7 @@ class Nodes(Guests):
         self.assertEqual(result, (7, content * 2, b"node2\n"))
 
     def test_commands_that_fail(self):
-        """A command can't run or is killed, a node does not exist, a command is missing."""
+        """A command can't run or is killed, a node does not exist, or a command is missing."""
         status, out, err = self.run_nodes(
             "lab-on 2 no-such-program; echo $?; lab-on 2 sh -c 'kill -9 $$'; echo $?; "
             "lab-on 3 true; echo $?; lab-on 2; echo $?; lab-node 2 paint; echo $?; "

@@ -30,7 +30,7 @@ LEFT_OUT = ("sound", *(f"drivers/{name}" for name in (
 
 
 def older(version):
-    """The newest version in the archive that is older, and is not a revision of the same kernel.
+    """The newest older version in the archive that is not a revision of the same kernel.
 
     apt lists a version once per suite. Revision -2 of a kernel replaces -1.
     """

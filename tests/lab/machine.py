@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """The lab's kernels, read from machines/*.toml, and the paths of their files.
 
-A machine file may start from another one (`like`) and name only the differences.
+A machine file may start from another machine file (`like`) and name only the differences.
 """
 import dataclasses
 import os

@@ -4,11 +4,11 @@
 
 Each row is a job of stale_messages.cpp with other settings. Only our rows set RDMAV_MR_CACHE, to
 "remote", because MPI registers with remote rights. The script checks that a cache that intercepts
-libc lets stale bytes through, which shows that this test can see them. It also checks that our
-cache lets none through, and saves registrations. --consumers adds libfabric and UCX of
-buildlib/consumers, whose caches check the kernel's word and intercept no calls. With --nodes each
-of the two processes has its own node (tests/lab/run --nodes 2). tests/mpi/run and tests/run call
-this script.
+libc lets stale bytes through. This shows that the script can see stale bytes. The script also
+checks that our cache lets no stale bytes through, and saves registrations. --consumers adds
+libfabric and UCX of buildlib/consumers, whose caches check the kernel's word and intercept no
+calls. With --nodes each of the two processes has its own node (tests/lab/run --nodes 2).
+tests/mpi/run and tests/run call this script.
 """
 import argparse
 import json

@@ -53,7 +53,7 @@ def unended(name, text):
 
 
 def lines(text):
-    """The reporter of tests/guest/main.cpp: ok NAME, not ok NAME, skip NAME: REASON.
+    """The reporter of tests/support/main.cpp: ok NAME, not ok NAME, skip NAME: REASON.
 
     The lines before such a line belong to its test. A line "pace NAME" says that the failed test
     has the tag [pace].

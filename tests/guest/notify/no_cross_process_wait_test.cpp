@@ -346,7 +346,7 @@ TEST_CASE("a process that was sent another user's file does not wait for that us
 	close(answers[0]);
 }
 
-/* 260 files are more than the work items that a workqueue runs at the same time. */
+/* A workqueue runs fewer than 260 work items at the same time. */
 TEST_CASE("files of one user that can't be closed let another user's files close")
 {
 	const other_user user(260, [](const auto &fds) {

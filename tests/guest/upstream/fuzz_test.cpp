@@ -41,7 +41,7 @@ using namespace odp;
 namespace {
 
 constexpr uint32_t key_of_all = 0x11111111;
-constexpr std::size_t area = 64 << 10; /* of a couple; each end has half */
+constexpr std::size_t area = 64 << 10; /* of a couple, half for each end */
 constexpr unsigned int wrong = 20;     /* one in this many requests is wrong */
 
 struct counts {

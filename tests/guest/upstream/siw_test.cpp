@@ -46,7 +46,7 @@ namespace {
 constexpr std::size_t page = 4096;
 constexpr int timeout_ms = std::chrono::milliseconds(time_limit).count();
 constexpr unsigned int requests = 16;
-/* The manager chooses a port that TCP may already use. */
+/* The connection manager may choose a port that TCP already uses. */
 constexpr int spare_ports = 4;
 
 using bytes = std::vector<std::byte>;
