@@ -16,12 +16,13 @@
  *               thread has its own N buffers.
  *               Counters, in nanoseconds: low, median and high are the 10th, 50th and 90th
  *               percentile of 40 measurements of 262,144 hits each
- *  miss/SIZE    a cached ibv_reg_mr that has to register, in turns with an uncached ibv_reg_mr of
- *               the same buffer, so that both have the same work before and around them. The cache
- *               has another registration, because a real cache is not empty at a miss. Counters:
- *               plain and miss are medians in nanoseconds, ratio is the ratio of these medians,
- *               and ratio_of_fast is the ratio of the 10th percentiles. ibv_reg_notified_mr() takes
- *               turns with both (notified); notified_by_miss is its ratio to a miss.
+ *  miss/SIZE    a cached ibv_reg_mr that has to register. It takes turns with an uncached
+ *               ibv_reg_mr of the same buffer, so both have the same work before and around them.
+ *               The cache has another registration, because a real cache is not empty at a miss.
+ *               Counters: plain and miss are medians in nanoseconds, ratio is the ratio of these
+ *               medians, and ratio_of_fast is the ratio of the 10th percentiles.
+ *               ibv_reg_notified_mr() takes turns with both (notified). notified_by_miss is the
+ *               ratio of notified to miss.
  *  renewed/WAY  a miss after the memory was mapped again (renewed.h). WAY is plain, cached or
  *               notified. The way notified is a cache above the verbs, which checks the word of an
  *               entry, and ends the MR when the word is INVALID.

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Every driver that registers user memory notifies, and Documentation/drivers.md says so.
 
-Why: a later kernel may add a driver, or move a registration to another file; no other test would
+Why: a later kernel may add a driver, or move a registration to another file. No other test would
 notice that the driver's MRs can't be armed.
 """
 import glob

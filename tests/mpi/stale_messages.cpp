@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * A usual MPI program of two processes, without code for registrations. First it sends from a
- * buffer that changes between messages: the program drops the buffer one time, and the next time
- * unmaps it and maps it again at the same address. The program makes these system calls itself, as
- * Go, Rust or a custom allocator does, so libraries do not see them. The receiver counts messages
- * that arrive with the bytes of an earlier message. Then the program sends from a buffer that stays
+ * buffer that changes between messages. In turn, the program drops the buffer, or unmaps the buffer
+ * and maps it again at the same address. The program makes these system calls itself, as Go, Rust
+ * or a custom allocator does, so libraries do not see them. The receiver counts messages that
+ * arrive with the bytes of an earlier message. Then the program sends from a buffer that stays
  * mapped, as most buffers do. Finally the program sends from a buffer that the kernel may reclaim
  * between messages, but does not reclaim. Prints one line of JSON. For each part it has: messages,
  * stale, registrations (by the kernel's count, of both processes), microseconds per message. The

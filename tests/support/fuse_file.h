@@ -57,7 +57,7 @@ public:
 
 	/*
 	 * Call this in another process. Until the answer comes, a page fault holds the mmap_lock of
-	 * that process, and a writer waits for the lock, so that no other thread gets the lock.
+	 * that process. A writer waits for the lock, so no other thread gets the lock.
 	 */
 	template <class F> void fault(F before) const
 	{

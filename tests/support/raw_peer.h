@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * A peer that sends the packets of a queue pair one by one, in any order and as often as the test
- * likes, and shows each packet that comes back. The peer is at one end of a veth, soft-RoCE at the
- * other end.
+ * A raw peer sends the packets of a queue pair one by one, in any order and as often as the test
+ * likes. The peer shows each packet that comes back. The peer is at one end of a veth, soft-RoCE at
+ * the other end.
  */
 #ifndef GUEST_RAW_PEER_H
 #define GUEST_RAW_PEER_H

@@ -529,7 +529,7 @@ private:
 			pds_.push_back(pd);
 	}
 
-	/* Also tries a PD in use. The first PD belongs to the device. */
+	/* The chosen PD may be in use. The first PD stays, because it belongs to the device. */
 	void dealloc_pd()
 	{
 		if (pds_.size() < 2)

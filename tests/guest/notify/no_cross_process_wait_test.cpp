@@ -144,8 +144,8 @@ void invalidate_always(range r, int threads = 6)
 }
 
 /*
- * Runs in a separate process: it sends the file of its device to another process while its threads
- * invalidate the memory of an armed registration without a pause.
+ * Runs in a separate process, which sends the file of its device to another process. At the same
+ * time its threads invalidate the memory of an armed registration without a pause.
  */
 enum class closing : uint8_t { fine, late, failed };
 closing close_beside_events()

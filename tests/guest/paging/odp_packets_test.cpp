@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * On-demand paging as a peer sees it, packet by packet: the answers that come while the device
- * waits for a page, their number and their PSNs.
+ * On-demand paging as a peer sees it, packet by packet. The tests check the answers that come while
+ * the device waits for a page, and the number and PSNs of these answers.
  */
 #include "catch.h"
 

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * On-demand paging, of a range and of all memory: every operation reaches the memory that
- * the CPU sees at that moment, forbidden accesses are refused, and nothing is pinned
- * between transfers.
+ * On-demand paging of a range and of all memory. Every operation reaches the memory that the CPU
+ * sees at that moment. Forbidden accesses are refused. Nothing is pinned between transfers.
  */
 #include "catch.h"
 

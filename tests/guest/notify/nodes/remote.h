@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * A process on the other node of tests/lab/run --nodes 2: a hidden test case of this program,
- * which obeys commands line by line, and answers each with a line.
+ * A process on the other node of tests/lab/run --nodes 2. The process runs a hidden test case of
+ * this program. The test case obeys commands line by line, and answers each command with a line.
  */
 #ifndef GUEST_NODES_REMOTE_H
 #define GUEST_NODES_REMOTE_H
