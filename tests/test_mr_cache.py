@@ -307,7 +307,7 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_is_reg(self):
         """
-        is_reg() checks range and access; it returns False after the PD's registrations are closed.
+        is_reg() checks range and access. It returns False after the PD's registrations are closed.
         """
         addr = self.map()
         self.assertFalse(self.pd.is_reg(addr, LENGTH, ACCESS))

@@ -265,7 +265,7 @@ void atomics(benchmark::State &state)
 
 std::vector<line> shared_lines(1000);
 
-/* The limit if two threads use the same buffers: the other CPU may have the cache line. */
+/* The limit if two threads use the same buffers, because the other CPU may have the cache line. */
 void atomics_same(benchmark::State &state)
 {
 	const std::vector<buffer> asked = order(state, shares::same);

@@ -25,7 +25,7 @@ fi_info *find(uint64_t flags)
 	return find_verbs("10.0.0.1", "7471", flags);
 }
 
-/* Both ends of a connection, in one domain: this process is its own peer. */
+/* Both ends of a connection, in one domain, because this process is its own peer. */
 class sender {
 public:
 	sender()

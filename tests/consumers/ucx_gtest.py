@@ -77,8 +77,8 @@ def run(group, way):
                            "known crash": "known crash"}.get(kind, "fail")
             said[name] = block[-4000:]
         ended = not blocks or "[==========]" in blocks[-1]
-    # Arming and the end of gtest are separate results: all tests may pass although hooks are in
-    # use, and gtest may crash at its end.
+    # Arming and the end of gtest are separate results, because all tests may pass although hooks
+    # are in use, and gtest may crash at its end.
     armed = limited.arms("rxe0") > before
     found[f"{group}: armed or not"] = "pass" if armed == (way in ARMS.get(group, ())) else "fail"
     how = "pass" if status in (0, 1) else "known crash" if CRASH in output else "fail"

@@ -105,7 +105,7 @@ class Life(unittest.TestCase):
             return text.read(), int(status.read())
 
     def files(self, tree):
-        """{path in a tree of modules: its inode}; an unchanged module keeps its inode."""
+        """{path in a tree of modules: its inode}. An unchanged module keeps its inode."""
         root = os.path.join(self.folder, tree)
         return {os.path.relpath(os.path.join(folder, name), root):
                 os.lstat(os.path.join(folder, name)).st_ino

@@ -176,7 +176,7 @@ class EnvironmentTest(unittest.TestCase):
                 self.assertNotIn("11467", done.stdout)
 
     def test_patched_libraries(self):
-        """Patched libraries keep their caches: only Open MPI's hooks are disabled."""
+        """Patched libraries keep their caches, and only Open MPI's hooks are disabled."""
         both = {"ucp": UCX_OF_OURS, "fabric": LIBFABRIC_OF_OURS}
         for sources in (both, {"ucp": UCX_OF_OURS}, {"fabric": LIBFABRIC_OF_OURS}):
             with self.subTest(sorted(sources)):

@@ -115,8 +115,9 @@ class Ready(unittest.TestCase):
         self.assertEqual(self.use(), "2")
 
     def test_edited_while_made(self):
-        """If the source is edited during the build, the machine is made again: the compiler may
-        have read the old text."""
+        """If the source is edited during the build, the machine is made again, because the compiler
+        may have read the old text.
+        """
         self.during.append(lambda: self.write("2"))
         self.assertEqual(self.use(), "2")
         self.assertEqual(self.made, ["1", "2"])

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The lab's console parser on recorded consoles: no other test notices a missed report."""
+"""The lab's console parser on recorded consoles. No other test notices a missed report."""
 import os
 import sys
 import unittest

@@ -249,7 +249,8 @@ class Nodes(Guests):
 
     def test_transfer(self):
         """A transfer over both devices. Each end can change the wire."""
-        # No loss here: if the last response got lost, the client would wait for an ended server.
+        # This wire has no loss. If the last response got lost, the client would wait for an ended
+        # server.
         status, out, err = self.run_nodes(
             "set -e; command -v ibv_rc_pingpong rping >/dev/null; "
             "heard() { until lab-on 2 busybox netstat -ltn | grep -q :$1; do sleep 0.1; done; }; "

@@ -33,7 +33,7 @@ OTHERS = {
                           r"TEST_ENTRY\w*\((\w+)"),
     "tools": ("tests/guest/tools", r'(?m)^\s*ends "([^"]+)"'),
 }
-# Programs that compose the names of their results: a row's case is only a part of a name.
+# Programs that compose the names of their results, so a row's case is only a part of a name.
 SCRIPTS = {name: f"tests/{path}" for name, path in {
     "compare": "mpi/compare.py", "examples": "mpi/examples.py",
     "grdma_threads": "consumers/openmpi/grdma_threads.c", "hits": "consumers/hits.cpp",

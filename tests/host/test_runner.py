@@ -205,7 +205,7 @@ class Schedule(unittest.TestCase):
                                    ("c", ("b",), 1, True)), ["a", "b without a", "c without b"])
 
     def test_side_by_side(self):
-        """Two tasks wait for each other: they must run at the same time."""
+        """Two tasks wait for each other, so they must run at the same time."""
         meet = threading.Barrier(2)
 
         def work():
@@ -365,7 +365,8 @@ class Whole(unittest.TestCase):
                 self.assertLess(seconds, 600)
 
     def test_a_step_that_goes_on_may_last(self):
-        """A step that goes on printing may run longer than the limit: machines can be slow."""
+        """A step that goes on printing may run longer than the limit, because machines can be slow.
+        """
         count, _, _ = self.run_for(
             "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 0.5; echo $i; done; echo ok one")
         self.assertEqual(count, "1 passed, 0 failed, 0 skipped")

@@ -70,9 +70,9 @@ class Pair:
 
 
 # Two programs are left out. udpong of rdmacm-utils fails over soft-RoCE ("rconnect: No such file or
-# directory"), also with Debian's own libraries. fi_pingpong over ofi_rxm sometimes crashes: if the
-# peer closes first, ofi_rxm posts a receive to an endpoint that it has just closed (libfabric's
-# issue 11828). Open MPI below uses ofi_rxm, and waits for its peers at the end.
+# directory"), also with Debian's own libraries. fi_pingpong over ofi_rxm sometimes crashes. If the
+# peer closes first, ofi_rxm posts a receive to an endpoint that ofi_rxm has just closed
+# (libfabric's issue 11828). Open MPI below uses ofi_rxm, and waits for its peers at the end.
 PAIRS = (
     Pair("perftest ib_write_bw", ["ib_write_bw", *PERFTEST], 18515, PERFTEST_LINE),
     Pair("perftest ib_read_lat", ["ib_read_lat", *PERFTEST], 18515, PERFTEST_LINE),

@@ -27,7 +27,8 @@ def uncompress(compressed, path):
     start = (word(0x1f1, 1) + 1) * 512 + word(0x248)
     payload = image[start:start + word(0x24c)]
     if payload.startswith(b"\x28\xb5\x2f\xfd"):
-        # Ignore zstd's status: the payload ends with its length, which is not in zstd's format.
+        # Ignore zstd's status, because the payload ends with its length, which is not in zstd's
+        # format.
         content = subprocess.run(["zstd", "-dcq"], input=payload, check=False,
                                  stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout
     elif payload.startswith(b"\xfd7zXZ"):

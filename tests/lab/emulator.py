@@ -63,7 +63,7 @@ def said():
 
 
 def program():
-    """Return the program to start. Fetch the newer QEMU if needed; if this fails, use the system's
+    """Return the program to start. Fetch the newer QEMU if needed. If this fails, use the system's
     QEMU.
     """
     with private_apt.alone(os.path.join(FOLDER, ".lock")):

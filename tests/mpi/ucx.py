@@ -5,7 +5,8 @@ import re
 import subprocess
 
 # If a queue pair is in the error state, soft-RoCE reports its last receive WQE at each poll. UCX
-# 1.18 expects one report: it fails an assertion, or waits forever in MPICH's MPI_Finalize.
+# 1.18 expects one report. With more reports UCX fails an assertion, or waits forever in MPICH's
+# MPI_Finalize.
 NO_MPICH = "UCX 1.18 does not end over soft-RoCE under MPICH (its issue 10432)"
 NO_PERFTEST = "Debian 13's ucx_perftest runs under mpirun only"
 

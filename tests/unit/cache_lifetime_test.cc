@@ -1016,7 +1016,7 @@ TEST_CASE("a process that locks all its memory pays for used tables only")
 	CHECK(cache.acquire(name(1), name(2), BASE, PAGE, LOCAL, &ref) == 0);
 	CHECK(cache.release(ref.index, ref.generation) == 0);
 
-	/* The cache must not lock its whole arena: only used pages are charged. */
+	/* The cache must not lock its whole arena. Only used pages may be charged. */
 	const auto used = bytes("VmLck: %lu") - before;
 
 	CHECK(used > 0);

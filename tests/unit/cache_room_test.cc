@@ -130,7 +130,7 @@ TEST_CASE("the mutex is held through no page fault and no system call")
 	using cache = mr_cache::cache<frugal_env>;
 	static cache first, second;
 	/*
-	 * Two equal rounds: the page faults of code, stack and pages copied by fork() are in the
+	 * Two equal rounds. The page faults of code, stack and pages copied by fork() are in the
 	 * first round.
 	 */
 	const auto use = [](cache &of) {

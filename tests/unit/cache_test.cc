@@ -1021,8 +1021,8 @@ TEST_CASE_METHOD(fixture, "a forgotten registration ends with its last user")
 	CHECK(forget(cache, mine, &shared) == EINVAL);
 
 	/*
-	 * An idle entry that covers the range does not count as a user; it ended with the other
-	 * entry.
+	 * An idle entry that covers the range does not count as a user. The idle entry ended with
+	 * the other entry.
 	 */
 	mine = get(4);
 	kernel.fail_dereg = EBUSY;

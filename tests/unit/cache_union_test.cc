@@ -336,7 +336,7 @@ TEST_CASE_METHOD(fixture, "memory next to a request is unmapped while their unio
 	CHECK(kernel.complaint == "");
 }
 
-/* Random requests: each registered page was requested before, and the size of unions is bounded. */
+/* With random requests, each registered page was requested before, and unions are bounded. */
 TEST_CASE_METHOD(fixture, "no page is registered that was never asked for")
 {
 	std::mt19937 random(GENERATE(1, 2, 3, 4));

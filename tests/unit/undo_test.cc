@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * undo.h alone: it undoes a change of a file at the end or by a signal. Each case has its own
- * process, because the first object of a process installs the signal handlers.
+ * Tests undo.h alone, which undoes a change of a file at the end or by a signal. Each case has its
+ * own process, because the first object of a process installs the signal handlers.
  */
 #include <sys/stat.h>
 #include <sys/wait.h>

@@ -8,7 +8,7 @@
  * Each registration has a record, which is freed when the registration ends. With AddressSanitizer
  * the use of a freed record ends the program.
  *
- * -DWITHOUT_WORD is for an Open MPI with the first patch only: no registration becomes stale.
+ * -DWITHOUT_WORD is for an Open MPI with the first patch only. Then no registration becomes stale.
  */
 #include "opal/mca/rcache/grdma/rcache_grdma_module.c"
 

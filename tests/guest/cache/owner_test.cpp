@@ -300,7 +300,7 @@ bool limit_objects(const std::string &device_name, int objects)
 	       put(group + "/cgroup.procs", std::to_string(getpid()));
 }
 
-/* Registers many more times than there are objects, one at a time; then makes other objects. */
+/* Registers many more times than there are objects, one at a time. Then makes other objects. */
 void use_few_objects(int access)
 {
 	constexpr int objects = 40;

@@ -56,7 +56,7 @@ std::string state_of(const std::string &block)
 	return read_system_file(folder + block + "/state");
 }
 
-/* The blocks of the DIMM: they were offline when the program began. */
+/* The blocks of the DIMM, which were offline when the program began. */
 const std::vector<std::string> &dimm()
 {
 	static const std::vector<std::string> blocks = [] {

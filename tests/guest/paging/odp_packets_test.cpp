@@ -490,7 +490,7 @@ TEST_CASE("packets: a write that says that it is empty has no payload", "[veth]"
 }
 
 /*
- * The device checks the memory again before each response: if the memory was unmapped during the
+ * The device checks the memory again before each response. If the memory was unmapped during the
  * read, the device refuses the rest.
  */
 TEST_CASE("packets: the longest read is answered", "[veth odp][userfaultfd]")

@@ -277,7 +277,7 @@ private:
 	const char *before_asking_ = nullptr;
 };
 
-/* Memory of this length: the pages of one small file, mapped many times. */
+/* Memory of this length, which consists of the pages of one small file, mapped many times. */
 memory repeated(std::size_t length)
 {
 	constexpr std::size_t part = 2 << 20;

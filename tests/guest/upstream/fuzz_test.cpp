@@ -445,7 +445,7 @@ private:
 	static void drain(const end &own)
 	{
 		become(own, IBV_QPS_SQD);
-		/* RTS is only allowed in a drained SQD; otherwise the state does not change. */
+		/* RTS is only allowed in a drained SQD. Otherwise the state does not change. */
 		become(own, IBV_QPS_RTS);
 	}
 

@@ -252,7 +252,7 @@ void unmap(memory &m)
 		fail("munmap");
 }
 
-/* Does not settle: the kernel unpins the pages when it can. */
+/* Does not settle, so the kernel unpins the pages when it can. */
 void suspend(word &w)
 {
 	const std::size_t pinned = pinned_bytes();

@@ -14,7 +14,7 @@ peer::peer(const device &on)
 	std::memset(memory_.registered().addr, byte, most);
 }
 
-/* An error breaks a connection; then a new connection is made. */
+/* An error breaks a connection. Then a new connection is made. */
 loopback &peer::link()
 {
 	if (!link_)
