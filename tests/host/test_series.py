@@ -43,8 +43,7 @@ def batches(files):
     """Lists of {mail: its files}; the mails of a list are built together.
 
     Most lists have one mail. If mails change only drivers that the lab can't try, and no two of
-    them change the same driver, these mails share a list. No mail of such a list can hide a mistake
-    of another mail.
+    them change the same driver, these mails share a list. Each mail's mistakes still show.
     """
     done, seen = [], set()
     for mail, names in files.items():
