@@ -40,7 +40,7 @@ def make(command):
 
 
 def build(package, tree, place, names, options=kernel_modules.OPTIONS):
-    """Compile the C files among the files `names` of the tree; the result is in `place`."""
+    """Compile those of the files `names` that are C files; the result is in `place`."""
     folders = sorted({os.path.dirname(name) for name in names})
     kernel_modules.link(tree, place, folders, options)
     command = kernel_modules.make(package.headers, place, folders, options)

@@ -197,8 +197,8 @@ def changes(patch, repo, name):
 
 
 def different(made, text):
-    """The parts of a diff that the patch lacks or has in another form. If only the patch has a
-    part, the result has the heading of this part, without hunks."""
+    """The parts of a diff that the patch lacks or has in another form. If the diff lacks a part
+    of the patch, the result has the heading of this part, without hunks."""
     def lines(part):
         return [line for line in part.splitlines() if not line.startswith("@@ ")]
 

@@ -46,8 +46,8 @@ def module_name(path):
 def names(version, upstream="linux"):
     """The packages that hold the image and the headers of one version of the kernel.
 
-    From Linux 7 on the image's package is empty, and depends on packages with the parts of the
-    image.
+    Since Linux 7, the package of the image is empty, and depends on packages with the parts of
+    the image.
     """
     apt = fetch.archive_apt(fetch.BUILD, upstream)
     for meta in fetch.kernel_packages(upstream):

@@ -66,7 +66,7 @@ INSERTED = ((r"((.+)/\w+)/CMakeLists\.txt", "CMakeLists.txt", r"\nadd_subdirecto
                "\n%{{_mandir}}/man7/ibv_mr_*")
               for spec in ("redhat/rdma-core.spec", "suse/rdma-core.spec")))
 # A hook changes only the indentation of upstream's lines, but a commit may rename and join lines.
-# The first commit that changes the file does so.
+# The first commit that changes the file also makes these changes.
 REWRITTEN = {
     "libibverbs/cmd_ioctl.c": ((
         "&cmd->hdr))\n\t\tif (!mr_cache_retry_cmd(context, cmd))\n\t\t\treturn errno;\n",

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The transfers of a small library: rank 0 writes to rank 1's memory, first from a
- * buffer that the application unmaps and maps again after each transfer, then from a
- * buffer that stays, then from half of a larger buffer while the other half is
- * unmapped. Rank 1 counts messages with old bytes. Run it with mpirun -np 2, on any
- * kernel and any InfiniBand or RoCE device (iWARP: rc_link.h can't connect). Exit
- * status 0: no message had old bytes.
+ * This program makes the transfers of a small library. Rank 0 writes to rank 1's memory:
+ *
+ * - from a buffer that the application unmaps and maps again after each transfer,
+ * - from a buffer that stays,
+ * - from half of a larger buffer after the other half was unmapped.
+ *
+ * Rank 1 counts messages with old bytes. Run the program with mpirun -np 2, on any
+ * kernel and any InfiniBand or RoCE device. (rc_link.h can't connect over iWARP.) The
+ * exit status is 0 if no message had old bytes.
  */
 #define _GNU_SOURCE
 #include <sys/mman.h>
@@ -30,7 +33,7 @@ static unsigned char *map(size_t length)
 	return memory;
 }
 
-/* Like an allocator that returns memory and gets it back. */
+/* Acts like an allocator that returns memory to the kernel and gets it back. */
 static void map_again(unsigned char *memory)
 {
 	munmap(memory, LENGTH);

@@ -80,14 +80,14 @@ static char *map(void)
 	return memory;
 }
 
-/* The library: the server does not see this. */
+/* The library replaces the buffer, and does not tell the server. */
 static char *replace(char *buffer)
 {
 	munmap(buffer, LENGTH);
 	return map();
 }
 
-/* 0, or 3: the device has no MR notification. */
+/* Returns 0, or 3 if the device has no MR notification. */
 static int server(int peer, const char *device)
 {
 	struct ibv_mr_notify_attr attr = { .comp_mask = IBV_MR_NOTIFY_ATTR_EVENT_FD };

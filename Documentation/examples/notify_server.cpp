@@ -92,7 +92,7 @@ public:
 
 	char *data() const { return static_cast<char *>(memory_); }
 
-	/* The library: the server does not see this. */
+	/* The library replaces the buffer, and does not tell the server. */
 	void replace()
 	{
 		munmap(memory_, length);

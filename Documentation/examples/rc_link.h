@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The part of the examples besides registrations, for C and C++: an RC connection, whose
- * addresses the caller exchanges, and a write through it. iWARP does not work, because
- * only the connection manager (librdmacm) connects its queue pairs. All functions end
- * the process on an error; mpirun then ends the job.
+ * The RC connection of the examples, for C and C++: functions that open a device, connect
+ * (the caller exchanges the addresses) and write to the peer. iWARP does not work, because
+ * only the connection manager (librdmacm) connects queue pairs of iWARP. On an error, all
+ * functions end the process; mpirun then ends the job.
  */
 #ifndef RC_LINK_H
 #define RC_LINK_H
@@ -39,7 +39,7 @@ static inline void rc_check(int good, const char *what)
 	exit(2);
 }
 
-/* The named device, or the first one; port 1; the last GID: an IP address on RoCE. */
+/* Opens the named or the first device. Uses port 1, and the last GID (on RoCE an IP address). */
 static inline struct rc_address rc_open(struct rc_link *link, const char *device)
 {
 	struct ibv_device **list = ibv_get_device_list(NULL);

@@ -2,33 +2,35 @@
 /*
  * THE WORD of an entry is shared with the kernel:
  *
- *	bits 0-7	the kernel's: INVALID (for ever), SUSPECT and SUSPENDED (ask)
+ *	bits 0-7	the kernel's: INVALID is final, SUSPECT and SUSPENDED need settling
  *	bits 8-63	ours: how many transfers use the registration
  *
  * So one atomic addition takes the reference and tells whether the kernel has marked
  * the entry. Nothing can happen between the check and the use: when munmap() has
  * returned, in any thread, the kernel's bits are not zero, and every later addition
- * sees them. Memory that is unmapped after the addition is unmapped while a transfer
- * uses it, which is the application's error with any MPI.
+ * sees them. If the application unmaps the memory after the addition, a transfer uses
+ * the memory at that time. This is an error of the application with any MPI.
  *
  * An entry may be larger than the buffer of a transfer, and another part of it may be
- * unmapped. So reg() tells the kernel which bits count: while there is a reference the
- * device keeps the pages, and without a reference the kernel may take them.
+ * unmapped. So reg() tells the kernel which bits hold the number of references. While
+ * there is a reference, the device keeps the pages. Without a reference, the kernel may
+ * take the pages.
  *
  * THE COUNTER of changes tells that the word of some entry has become INVALID. While
  * the counter does not change, the cache does not look for stale entries.
  *
- * THE LOCK guards the table: which entry has which range. A thread holds it to look up,
- * make or end an entry, but not to give an entry back. A cache that looks up without a
- * lock must not free or reuse an entry that another thread may still add to. Here
- * references are only taken under the lock: if its holder sees an entry without a
- * reference, the entry stays without a reference.
+ * THE LOCK guards the table of entries. A thread holds the lock to look up, make or end
+ * an entry, but not to give an entry back. A cache that looks up without a lock must
+ * not free or reuse an entry that another thread may still add to. Here references are
+ * only taken under the lock: if its holder sees an entry without a reference, the entry
+ * stays without a reference.
  *
- * MEMORY ORDER. put() releases: a transfer's accesses to the memory and to the MR are
- * before the subtraction. The thread that ends the entry reads the zero with acquire,
- * so these accesses are before ibv_dereg_mr() too. get() acquires, which pairs with the
- * kernel's write of the bits. A read-modify-write always sees the newest value of the
- * word, so it needs no other barrier.
+ * MEMORY ORDER. reg_cache_put() subtracts with release, so a transfer's accesses to the
+ * memory and to the MR come before the subtraction. The thread that ends the entry
+ * reads the zero with acquire, so these accesses also come before ibv_dereg_mr().
+ * take() adds with acquire, which pairs with the kernel's write of the bits. A
+ * read-modify-write always sees the newest value of the word, so it needs no other
+ * barrier.
  */
 #include "reg_cache.h"
 
@@ -45,17 +47,17 @@
 #define ENTRIES 1024
 
 /*
- * The kernel pins the page of an armed word, and writes there at any time. So all words
- * are close together, in a mapping of their own that lives as long as the cache. A page
- * of the heap may also have a user's buffer, which the user registers (then a device
- * reaches the words), discards, or keeps from children.
+ * The kernel pins the page of an armed word, and may write to it at any time. So all
+ * words are close together, in a mapping of their own that lives as long as the cache.
+ * A page of the heap could also contain a user's buffer. The user may register the page
+ * (then a device reaches the words), discard it, or withhold it from children.
  */
 struct reg_entry {
 	uint64_t word;
 	struct ibv_mr *mr; /* NULL: free */
 	uintptr_t start;
 	uintptr_t end;
-	int gone; /* no search finds it; it ends when it is not in use */
+	int gone; /* searches skip this entry, and it ends when no transfer uses it */
 };
 
 struct reg_cache {
@@ -63,14 +65,14 @@ struct reg_cache {
 	int access;
 	int keeps;
 	pthread_mutex_t lock;
-	unsigned int next; /* the entry to evict next: simply in turn */
+	unsigned int next; /* the next entry to evict; entries take turns */
 	unsigned long count;
-	uint64_t changes; /* the kernel's */
-	uint64_t seen;	  /* its value when the table was last searched */
+	uint64_t changes; /* the counter, which the kernel increments */
+	uint64_t seen;	  /* the value of changes at the last search of the table */
 	struct reg_entry entry[ENTRIES];
 };
 
-/* Run time: do the kernel and the driver support it? */
+/* Ask at run time whether the kernel and the driver support notification. */
 static int device_notifies(struct ibv_context *context)
 {
 #ifdef IBV_HAVE_REG_NOTIFIED_MR
@@ -109,7 +111,10 @@ unsigned long reg_cache_count(const struct reg_cache *cache)
 	return __atomic_load_n(&cache->count, __ATOMIC_RELAXED);
 }
 
-/* Under the lock. The entry has no users. The kernel may write its word until this returns. */
+/*
+ * The caller holds the lock, and the entry has no users. The kernel may write the word of
+ * the entry until this function returns.
+ */
 static void end(struct reg_entry *e)
 {
 	ibv_dereg_mr(e->mr);
@@ -127,19 +132,19 @@ void reg_cache_destroy(struct reg_cache *cache)
 
 #ifdef IBV_HAVE_REG_NOTIFIED_MR
 
-/* Takes a reference. False, without a reference: the entry is unusable. Under the lock. */
+/* Takes a reference. Returns 0, without a reference, if the entry is unusable. Needs the lock. */
 static int take(struct reg_entry *e)
 {
 	uint64_t seen = __atomic_fetch_add(&e->word, REFERENCE, __ATOMIC_ACQUIRE);
 
 	if (seen & KERNEL_BITS && !(seen & IBV_MR_NOTIFY_INVALID)) {
-		/* One system call instead of a registration; our reference keeps the entry. */
+		/* A system call instead of a registration. Our reference keeps the entry. */
 		if (ibv_settle_mr_notify(e->mr))
 			seen |= IBV_MR_NOTIFY_INVALID;
 		else
 			seen = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
 	}
-	/* SUSPECT again: another event came just now, which is too rare for a loop. */
+	/* If it is SUSPECT again, another event just came. This is too rare for a loop. */
 	if (!(seen & KERNEL_BITS))
 		return 1;
 	__atomic_fetch_sub(&e->word, REFERENCE, __ATOMIC_RELEASE);
@@ -152,14 +157,14 @@ static int unused(struct reg_entry *e)
 	return !(__atomic_load_n(&e->word, __ATOMIC_ACQUIRE) & ~KERNEL_BITS);
 }
 
-/* Ends the entries that have become INVALID, if there are any. Under the lock. */
+/* Ends the entries that have become INVALID. The caller holds the lock. */
 static void end_stale(struct reg_cache *cache)
 {
 	const uint64_t changes = __atomic_load_n(&cache->changes, __ATOMIC_ACQUIRE);
 
 	if (changes == cache->seen)
 		return;
-	cache->seen = changes; /* before the words: a later change moves the counter again */
+	cache->seen = changes; /* before it reads the words, because of later changes */
 	for (unsigned int i = 0; i < ENTRIES; i++) {
 		struct reg_entry *e = &cache->entry[i];
 
@@ -172,7 +177,7 @@ static void end_stale(struct reg_cache *cache)
 	}
 }
 
-/* A free entry, or NULL if all are in use. Under the lock. */
+/* Returns a free entry, or NULL if all are in use. The caller holds the lock. */
 static struct reg_entry *make_room(struct reg_cache *cache)
 {
 	for (unsigned int i = 0; i < ENTRIES; i++) {
@@ -204,8 +209,8 @@ static int end_unused(struct reg_cache *cache)
 }
 
 /*
- * Transfers use parts of an entry, so the word counts its users. A device that can't
- * revoke (EOPNOTSUPP) keeps the pages until the entry ends in any case.
+ * Transfers use parts of an entry, so the word counts its users. If the device can't
+ * revoke (EOPNOTSUPP), the count is not needed: the pages stay until the entry ends.
  */
 static struct ibv_mr *reg(struct reg_cache *cache, struct reg_entry *e, uintptr_t start,
 			  size_t length)

@@ -17,28 +17,29 @@
 struct reg_cache;
 struct reg_entry;
 
-/* A transfer's registration, while the device may use the memory. */
+/* The registration that a transfer uses. */
 struct reg {
 	struct ibv_mr *mr;	 /* may cover more than was asked for */
 	struct reg_entry *entry; /* NULL: for this transfer only */
 };
 
 /*
- * All registrations get this access. NULL and errno on failure. Destroy the cache
- * before the PD, when no transfer holds a registration.
+ * All registrations get the rights of access. On failure, this function returns NULL
+ * and sets errno. Destroy the cache before the PD, when no transfer uses a registration.
  */
 struct reg_cache *reg_cache_create(struct ibv_pd *pd, int access);
 void reg_cache_destroy(struct reg_cache *cache);
 
-/* 1: the kernel notifies here, and registrations are kept. */
+/* Returns 1 if the kernel notifies, so that the cache keeps registrations. */
 int reg_cache_keeps(const struct reg_cache *cache);
 
-/* How often memory was registered so far. */
+/* Returns how often memory was registered so far. */
 unsigned long reg_cache_count(const struct reg_cache *cache);
 
 /*
- * A registration of the memory mapped at this address now. 0, or an errno value of
- * ibv_reg_mr(3). Give it back when the device is done with the memory.
+ * Gets a registration of the memory that is mapped at this address now. Returns 0, or an
+ * errno value of ibv_reg_mr(3). Give the registration back when the device is done with
+ * the memory.
  */
 int reg_cache_get(struct reg_cache *cache, void *addr, size_t length, struct reg *reg);
 void reg_cache_put(struct reg *reg);
