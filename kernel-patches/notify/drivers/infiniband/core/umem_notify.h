@@ -27,7 +27,6 @@
 #include <linux/refcount.h>
 #include <linux/spinlock.h>
 #include <linux/task_work.h>
-#include <linux/wait.h>
 #include <linux/workqueue.h>
 
 #include <rdma/ib_umem_notify.h>
@@ -80,20 +79,16 @@ struct umem_notify_suspects {
 /* The pages that umem_notify_check() compares */
 struct umem_notify_comparison {
 	struct umem_notify_suspects suspects;
-	/* The caller is the worker. The worker does not wait for locks or fault pages in. */
-	bool worker;
-	unsigned long until; /* a system call waits until this time, in jiffies */
-	/* A page may be absent because a device has exclusive access to the page. */
+	bool worker; /* the caller is the worker, which does not wait for locks or fault pages in */
+	/* A device may have exclusive access to a page, so the page is not mapped. */
 	bool exclusive;
-	/* The worker stops as soon as this is set. */
-	const bool *stop;
 	u32 at; /* the first page that was not found intact */
 };
 
 /* umem_notify_check() returns this if a page is mapped that is not the pinned page. */
 #define UMEM_NOTIFY_CHANGED 1
 
-int umem_notify_check(struct ib_umem *umem, unsigned long start, unsigned int shift,
+int umem_notify_check(struct ib_umem_notify *n, unsigned int shift,
 		      struct umem_notify_comparison *cmp);
 
 int umem_notify_device_get(struct ib_device *device);
@@ -129,10 +124,9 @@ struct umem_notify_mm {
 	u64 serial; /* [lock] the serial number of the newest tracker */
 	unsigned long rest; /* [lock] workers compare pages only after this time, in jiffies */
 
-	u64 busy; /* [lock] the slots in use */
-	unsigned int beyond; /* [lock] the number of events that found no slot */
-	struct umem_notify_event events[64]; /* [lock] */
-	wait_queue_head_t ended; /* woken when an event has ended */
+	u64 busy; /* @lock: the slots in use */
+	unsigned int beyond; /* @lock: events that found no slot */
+	struct umem_notify_event events[64]; /* @lock */
 };
 
 /* A walk through the trackers that overlap [start, last] */
@@ -254,8 +248,6 @@ void umem_notify_mm_end(struct umem_notify_mm *space, unsigned long start,
 			unsigned long last);
 bool umem_notify_mm_changes(const struct umem_notify_mm *space,
 			    unsigned long start, unsigned long last);
-int umem_notify_mm_wait(struct umem_notify_mm *space, unsigned long start,
-			unsigned long last, unsigned long until);
 
 /* umem_notify_state.c */
 void umem_notify_suspects_clear(struct umem_notify_suspects *suspects);

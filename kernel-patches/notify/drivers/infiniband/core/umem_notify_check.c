@@ -65,15 +65,15 @@ struct pinned_iter {
 	bool writable;
 };
 
-static void pinned_iter_start(struct pinned_iter *iter, struct ib_umem *umem,
-			      unsigned long start, unsigned long addr)
+static void pinned_iter_start(struct pinned_iter *iter, const struct ib_umem_notify *n,
+			      unsigned long addr)
 {
-	struct sg_table *sgt = &umem->sgt_append.sgt;
+	struct sg_table *sgt = &n->umem->sgt_append.sgt;
 
 	__sg_page_iter_start(&iter->sg, sgt->sgl, sgt->orig_nents,
-			     (addr - start) >> PAGE_SHIFT);
+			     (addr - umem_notify_start(n)) >> PAGE_SHIFT);
 	iter->next = addr;
-	iter->writable = umem->writable;
+	iter->writable = n->umem->writable;
 }
 
 static struct page *pinned_iter_next(struct pinned_iter *iter)
@@ -361,35 +361,21 @@ static int check_locked(struct mm_struct *mm, struct pinned_iter *iter, unsigned
 	return 0;
 }
 
-/*
- * Another task holds a lock of a file, and may wait for a page that the caller's own process has
- * to supply (userfaultfd, FUSE). So the caller waits only until @cmp->until.
- */
-static int wait_for_file(const struct umem_notify_comparison *cmp)
-{
-	if (cmp->worker || time_after_eq(jiffies, cmp->until))
-		return -EAGAIN;
-	if (fatal_signal_pending(current))
-		return -EINTR;
-	schedule_timeout_killable(1);
-	return 0;
-}
-
 /* Compares the pages from @addr to @end in batches, and sets @cmp->at. */
-static int check_run(struct ib_umem *umem, unsigned long start, unsigned long addr,
-		     unsigned long end, struct umem_notify_comparison *cmp)
+static int check_run(struct ib_umem_notify *n, unsigned long addr, unsigned long end,
+		     struct umem_notify_comparison *cmp)
 {
-	struct mm_struct *mm = umem->owning_mm;
+	struct mm_struct *mm = n->umem->owning_mm;
 	struct pinned_iter iter;
 	bool alone = false;
 	int ret;
 
-	pinned_iter_start(&iter, umem, start, addr);
+	pinned_iter_start(&iter, n, addr);
 	do {
 		unsigned long batch = alone ? CHECK_BATCH : LOCK_BATCH;
 
 		cond_resched();
-		if (cmp->worker && READ_ONCE(*cmp->stop)) {
+		if (cmp->worker && READ_ONCE(n->mutex_wanted)) {
 			ret = -EAGAIN;
 			break;
 		}
@@ -401,17 +387,14 @@ static int check_run(struct ib_umem *umem, unsigned long start, unsigned long ad
 		alone = ret == ASK_ALONE;
 		if (alone)
 			ret = 0;
-		else if (ret == -EAGAIN)
-			ret = wait_for_file(cmp);
 	} while (!ret && iter.next < end);
-	cmp->at = (iter.next - start) >> PAGE_SHIFT;
+	cmp->at = (iter.next - umem_notify_start(n)) >> PAGE_SHIFT;
 	return ret;
 }
 
 /**
  * umem_notify_check - Compare mapped with pinned pages
- * @umem: The umem, its pages pinned
- * @start: The address of its first page
+ * @n: The tracker, its pages pinned, its mutex held
  * @shift: Base-2 logarithm of the number of pages in a chunk of the suspect range
  * @cmp: The pages and the caller; @cmp->at is set to the first page that was not found
  *	 intact
@@ -426,25 +409,23 @@ static int check_run(struct ib_umem *umem, unsigned long start, unsigned long ad
  * * -ENOMEM: a page fault found no memory, and the answer is unknown
  * * -EINTR
  */
-int umem_notify_check(struct ib_umem *umem, unsigned long start, unsigned int shift,
+int umem_notify_check(struct ib_umem_notify *n, unsigned int shift,
 		      struct umem_notify_comparison *cmp)
 {
 	const struct umem_notify_suspects *suspects = &cmp->suspects;
-	int ret = 0;
+	unsigned long start = umem_notify_start(n);
 	unsigned int from, to = 0;
-	u64 others;
+	u64 others, first, end;
+	int ret = 0;
 
 	cmp->at = suspects->end;
 	while (!ret && to < 64 && suspects->chunks >> to) {
 		from = to + __ffs64(suspects->chunks >> to);
 		others = ~(suspects->chunks >> from);
 		to = others ? from + __ffs64(others) : 64;
-		ret = check_run(umem, start,
-				start + (max_t(u64, suspects->first,
-					       (u64)from << shift) << PAGE_SHIFT),
-				start + (min_t(u64, suspects->end,
-					       (u64)to << shift) << PAGE_SHIFT),
-				cmp);
+		first = max_t(u64, suspects->first, (u64)from << shift);
+		end = min_t(u64, suspects->end, (u64)to << shift);
+		ret = check_run(n, start + (first << PAGE_SHIFT), start + (end << PAGE_SHIFT), cmp);
 	}
 	return ret;
 }

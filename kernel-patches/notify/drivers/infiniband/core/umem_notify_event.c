@@ -182,11 +182,8 @@ static void umem_notify_event_end(struct mmu_notifier *mn, const struct mmu_noti
 
 	if (!event_changes(range))
 		return;
-	spin_lock(&space->lock);
+	guard(spinlock)(&space->lock);
 	umem_notify_mm_end(space, range->start, range->end - 1);
-	spin_unlock(&space->lock);
-	if (wq_has_sleeper(&space->ended))
-		wake_up_all(&space->ended);
 }
 
 /* The address space has no users any more, and the kernel frees its memory next. */

@@ -115,36 +115,6 @@ bool umem_notify_mm_changes(const struct umem_notify_mm *space,
 	return space->beyond;
 }
 
-static bool space_is_quiet(struct umem_notify_mm *space, unsigned long start,
-			   unsigned long last)
-{
-	guard(spinlock)(&space->lock);
-	return !umem_notify_mm_changes(space, start, last);
-}
-
-/**
- * umem_notify_mm_wait - Wait until no event that may replace pages is in progress
- * @space: The address space
- * @start: The first address
- * @last: The last address
- * @until: When to give up, in jiffies
- *
- * Return: 0, -EAGAIN if such an event is still in progress, -EINTR for a fatal signal.
- */
-int umem_notify_mm_wait(struct umem_notify_mm *space, unsigned long start,
-			unsigned long last, unsigned long until)
-{
-	long left = until - jiffies;
-
-	if (left <= 0)
-		return -EAGAIN;
-	left = wait_event_killable_timeout(space->ended, space_is_quiet(space, start, last),
-					   left);
-	if (left < 0)
-		return -EINTR;
-	return left ? 0 : -EAGAIN;
-}
-
 /**
  * umem_notify_mm_insert - Let events visit a tracker from now on
  * @space: The address space, its lock held
@@ -231,7 +201,6 @@ struct mmu_notifier *umem_notify_mm_alloc(struct mm_struct *mm)
 		return ERR_PTR(-ENOMEM);
 	spin_lock_init(&space->lock);
 	space->trackers = RB_ROOT_CACHED;
-	init_waitqueue_head(&space->ended);
 	space->rest = jiffies;
 	atomic_inc(&umem_notify_nr_spaces);
 	return &space->mn;

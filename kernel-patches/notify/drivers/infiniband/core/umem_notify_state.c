@@ -21,15 +21,15 @@
  * is also an event, and may also leave the pages mapped.
  */
 
+#include <linux/delay.h>
 #include <linux/log2.h>
-#include <linux/mm.h>
 #include <linux/sched/signal.h>
 
 #include "umem_notify.h"
 #include "umem_notify_trace.h"
 
-/* If events continue, a settle makes this number of passes. The next settle compares the rest. */
-#define MOST_ROUNDS 2
+/* How often one settle compares while events continue. The next settle continues. */
+#define MOST_PASSES 2
 
 /* Base-2 logarithm of the pages in a chunk. 64 of the smallest possible chunks cover the range. */
 static unsigned int shift_of(const struct ib_umem_notify *n)
@@ -133,9 +133,8 @@ void umem_notify_mark_suspect(struct ib_umem_notify *n, unsigned long start,
 }
 
 /*
- * Takes the suspect pages (@suspects) from the tracker, after all their events have ended. A system
- * call waits for the events. Returns 1 after it took the pages, 0 if the tracker is not SUSPECT,
- * -EAGAIN if events are still in progress, or -EINTR.
+ * Takes the suspect pages (@suspects) from the tracker, after all their events have ended. Returns
+ * 0; 1 if the tracker is not SUSPECT; -EAGAIN if events are in progress.
  *
  * Comparing before @suspects is cleared would lose a later event:
  *
@@ -179,30 +178,19 @@ void umem_notify_mark_suspect(struct ib_umem_notify *n, unsigned long start,
  */
 static int take_suspects(struct ib_umem_notify *n, struct umem_notify_comparison *cmp)
 {
-	struct umem_notify_mm *space = umem_notify_mm(n);
-	unsigned long start, last;
-	int ret;
+	unsigned long start = umem_notify_start(n);
 
-	for (;;) {
-		umem_notify_lock(n);
-		cmp->suspects = n->suspects;
-		start = umem_notify_start(n) + ((unsigned long)n->suspects.first << PAGE_SHIFT);
-		last = umem_notify_start(n) + ((unsigned long)n->suspects.end << PAGE_SHIFT) - 1;
-		ret = n->state == SUSPECT;
-		if (!ret || !umem_notify_mm_changes(space, start, last))
-			break;
-		umem_notify_unlock(n);
-		ret = cmp->worker ? -EAGAIN :
-				     umem_notify_mm_wait(space, start, last, cmp->until);
-		if (ret)
-			return ret;
-	}
-	if (ret) {
-		cmp->exclusive = n->exclusive;
-		umem_notify_suspects_clear(&n->suspects);
-	}
-	umem_notify_unlock(n);
-	return ret;
+	guard(umem_notify)(n);
+	if (n->state != SUSPECT)
+		return 1;
+	if (umem_notify_mm_changes(umem_notify_mm(n),
+				   start + ((unsigned long)n->suspects.first << PAGE_SHIFT),
+				   start + ((unsigned long)n->suspects.end << PAGE_SHIFT) - 1))
+		return -EAGAIN;
+	cmp->suspects = n->suspects;
+	cmp->exclusive = n->exclusive;
+	umem_notify_suspects_clear(&n->suspects);
+	return 0;
 }
 
 /* If no later event concerns its pages, applies @verdict. Returns true if the call is done. */
@@ -237,31 +225,37 @@ static bool conclude(struct ib_umem_notify *n, int verdict,
  * Turns SUSPECT into 0 or INVALID.
  *
  * The first pass compares the pages of all events before the call. The second pass compares the
- * pages of the events during the first pass. Two passes usually clear SUSPECT. There is no third
- * pass, because a call must end even if events never stop.
+ * pages of the events during the first pass. So a call ends, and usually clears SUSPECT.
+ *
+ * A pass can't begin during an event, and can't go on while another task holds a lock of a file.
+ * That task may wait for a page that the caller's own process has to supply (userfaultfd, FUSE).
+ * So the caller tries again for @patience, and for no longer. It sleeps in between, because an
+ * event that woke it would pay for its wait.
  */
 static int verify(struct ib_umem_notify *n, int patience)
 {
-	struct umem_notify_comparison cmp = {
-		.worker = patience == UMEM_NOTIFY_WORKER,
-		.until = jiffies + max(patience, 0),
-		.stop = &n->mutex_wanted,
-	};
-	unsigned int shift = shift_of(n);
-	unsigned int round;
-	int verdict, ret;
+	struct umem_notify_comparison cmp = { .worker = patience == UMEM_NOTIFY_WORKER };
+	unsigned long until = jiffies + max(patience, 0);
+	unsigned int passes = 0;
+	int ret;
 
 	lockdep_assert_held(&n->mutex);
 
-	for (round = 0; round < MOST_ROUNDS; round++) {
+	while (passes < MOST_PASSES) {
 		ret = take_suspects(n, &cmp);
-		if (ret <= 0)
-			return ret;
-		verdict = umem_notify_check(n->umem, umem_notify_start(n), shift, &cmp);
-		if (conclude(n, verdict, &cmp))
+		if (!ret) {
+			ret = umem_notify_check(n, shift_of(n), &cmp);
+			passes += ret >= 0;
+			ret = conclude(n, ret, &cmp) ? 1 : min(ret, 0);
+		}
+		if (ret > 0 || ret == -EOPNOTSUPP)
 			return 0;
-		if (verdict < 0)
-			return verdict == -EOPNOTSUPP ? 0 : verdict;
+		if (ret < 0 && (ret != -EAGAIN || time_after_eq(jiffies, until)))
+			return ret;
+		if (fatal_signal_pending(current))
+			return -EINTR;
+		if (ret)
+			usleep_range_state(100, 200, TASK_KILLABLE);
 	}
 	return patience > 0 ? 0 : -EAGAIN;
 }
