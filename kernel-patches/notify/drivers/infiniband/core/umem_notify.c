@@ -107,7 +107,7 @@ static struct ib_umem_notify *umem_notify_create(struct ib_ucontext *context,
 	INIT_LIST_HEAD(&n->link);
 
 	guard(umem_notify)(n);
-	umem_notify_mm_insert(queue->space, n);
+	interval_tree_insert(&n->range, &queue->space->trackers);
 	if (umem || umem_notify_mm_changes(queue->space, start, last)) {
 		umem_notify_suspects_add(n, start, last);
 		n->state = SUSPECT;
@@ -135,10 +135,10 @@ static void umem_notify_end(struct ib_umem_notify *n)
 		trace_mr_notify_disarm(n, 0);
 	n->armed = false;
 	n->mr = NULL;
-	interval_tree_remove(&n->range, &umem_notify_mm(n)->trackers);
 	if (!n->reserved)
 		list_del_init(&n->link);
 	word_page = umem_notify_take_word(n);
+	n->state = INVALID; /* walks leave it alone: see umem_notify_mm_next() */
 	umem_notify_unlock(n);
 	mutex_unlock(&n->mutex);
 	if (armed)
@@ -151,7 +151,7 @@ static void umem_notify_end(struct ib_umem_notify *n)
 static void umem_notify_destroy(struct ib_umem_notify *n)
 {
 	umem_notify_end(n);
-	umem_notify_queue_unref(n);
+	umem_notify_put(n);
 }
 
 static bool is_own(const struct ib_umem *umem)
@@ -279,7 +279,7 @@ bool ib_umem_untrack(struct ib_umem *umem)
 		umem_notify_unpin(n, true);
 		revoked = true;
 	}
-	umem_notify_queue_unref(n);
+	umem_notify_put(n);
 	return revoked;
 }
 

@@ -120,9 +120,8 @@ struct umem_notify_event {
 struct umem_notify_mm {
 	struct mmu_notifier mn;
 	spinlock_t lock; /* a leaf: see above */
-	struct rb_root_cached trackers; /* [lock] */
-	u64 serial; /* [lock] the serial number of the newest tracker */
-	unsigned long rest; /* [lock] workers compare pages only after this time, in jiffies */
+	struct rb_root_cached trackers; /* @lock */
+	unsigned long rest; /* @lock: no worker compares pages before this time */
 
 	u64 busy; /* @lock: the slots in use */
 	unsigned int beyond; /* @lock: events that found no slot */
@@ -134,9 +133,7 @@ struct umem_notify_walk {
 	unsigned long start;
 	unsigned long last;
 	bool sleeps; /* the caller may sleep */
-	unsigned int nr; /* the number of trackers visited since the lock was taken */
-	unsigned long key; /* the start of the tracker visited last */
-	u64 serial; /* the serial number of the tracker visited last */
+	unsigned int nr; /* trackers visited since the walk last paused */
 };
 
 /*
@@ -176,25 +173,24 @@ struct umem_notify_run {
  * reading @umem, for example, costs another cache line.
  */
 struct ib_umem_notify {
-	struct interval_tree_node range; /* [lock] */
-	u64 serial; /* [lock] trackers with the same start are in the order of this number */
+	struct interval_tree_node range; /* lock */
 
-	u8 state; /* [lock] */
-	bool mutex_wanted; /* a caller waits for @mutex, which the worker has to release soon */
-	bool armed : 1; /* [both] an event may make the tracker INVALID */
-	bool revoked : 1; /* [both] the pages are unpinned */
-	bool refused : 1; /* [both] the driver does not revoke the MR */
-	bool reclaim : 1; /* [both] the VM may take the pages of an idle MR */
-	bool held : 1; /* [both] the driver is busy with the MR */
-	bool quiet : 1; /* [both] the end of the tracker does not set INVALID */
-	bool exclusive : 1; /* [lock] a device has had exclusive access to a page */
-	bool written : 1; /* [lock] the word was in use during an event that may be MADV_FREE */
-	bool reserved : 1; /* [lock] a task uses @link or @task_work, and will retire the tracker */
-	u8 refs : 7; /* [lock] references of the umem, each visit, and the task that reserved it */
-	u16 word; /* [lock] the offset of the word in @word_page */
-	u16 lru_hash; /* [lock] hash of the application's bits at the last scan that found a use */
-	u32 lru_time; /* [lock] the time of the scan that set @lru_hash, in jiffies */
-	u32 idle; /* [lock] suspend after so many jiffies without use; 0: never */
+	u8 state; /* lock */
+	bool mutex_wanted; /* a caller waits for @mutex: the worker releases it soon */
+	bool armed : 1; /* mutex and lock: an event may make it INVALID */
+	bool revoked : 1; /* mutex and lock: the pages are unpinned */
+	bool refused : 1; /* mutex and lock: the driver does not revoke it */
+	bool reclaim : 1; /* mutex and lock: the VM may take the pages of an idle MR */
+	bool held : 1; /* mutex and lock: the driver is busy with the MR */
+	bool quiet : 1; /* mutex and lock: the end of the tracker does not set INVALID */
+	bool exclusive : 1; /* lock: a device once had exclusive access to a page */
+	bool written : 1; /* lock: the word was in use during an event that may be MADV_FREE */
+	bool reserved : 1; /* lock: a task will retire it, by @link or @task_work */
+	u8 refs : 7; /* lock: of the umem, and of each walk or task that is visiting the tracker */
+	u16 word; /* lock: offset in @word_page */
+	u16 lru_hash; /* lock: hash of the application's bits at the last scan that found a use */
+	u32 lru_time; /* lock: the time of this scan, in jiffies */
+	u32 idle; /* lock: suspend after so many jiffies without use; 0: never */
 	struct umem_notify_queue *queue;
 	struct umem_notify_word_page *word_page; /* [lock] NULL if there is no word */
 	u64 in_use; /* [lock] the bits of the word that count its users */
@@ -234,11 +230,12 @@ static inline u32 umem_notify_pages(const struct ib_umem_notify *n)
 
 /* umem_notify_mm.c */
 struct umem_notify_mm *umem_notify_mm_get(const struct mmu_notifier_ops *ops);
-void umem_notify_mm_put(struct umem_notify_mm *space);
 struct mmu_notifier *umem_notify_mm_alloc(struct mm_struct *mm);
 void umem_notify_mm_free(struct mmu_notifier *mn);
 void umem_notify_mm_exit(void);
-void umem_notify_mm_insert(struct umem_notify_mm *space, struct ib_umem_notify *n);
+void umem_notify_queue_put(struct umem_notify_queue *q);
+void umem_notify_unref(struct ib_umem_notify *n);
+void umem_notify_put(struct ib_umem_notify *n);
 struct ib_umem_notify *umem_notify_mm_next(struct umem_notify_mm *space,
 					   struct umem_notify_walk *walk,
 					   struct ib_umem_notify *n);
@@ -276,13 +273,11 @@ bool umem_notify_retires_atomically(const struct ib_umem_notify *n);
 /* umem_notify_queue.c */
 struct umem_notify_queue *umem_notify_queue_get(struct ib_ucontext *context,
 						const struct mmu_notifier_ops *ops);
-void umem_notify_queue_put(struct umem_notify_queue *q);
 void umem_notify_queue_add(struct ib_umem_notify *n, unsigned long delay);
 void umem_notify_queue_set_idle(struct ib_umem_notify *n);
 void umem_notify_queue_reserve(struct ib_umem_notify *n);
 bool umem_notify_queue_current(struct ib_umem_notify *n);
 void umem_notify_queue_retire_reserved(struct ib_umem_notify *n);
-void umem_notify_queue_unref(struct ib_umem_notify *n);
 void umem_notify_queue_retire(struct ib_umem_notify *n);
 void umem_notify_queue_visit(struct ib_umem_notify *n, struct umem_notify_run *run);
 

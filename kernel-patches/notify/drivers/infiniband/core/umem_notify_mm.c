@@ -21,6 +21,8 @@
 
 /* A walk visits this number of trackers before it releases the lock. */
 #define WALK_BATCH 64
+/* Walks that may pause at one tracker, so that its references do not overflow */
+#define MOST_PAUSES 64
 
 /* The number of spaces whose callbacks may still run */
 static atomic_t umem_notify_nr_spaces;
@@ -116,54 +118,71 @@ bool umem_notify_mm_changes(const struct umem_notify_mm *space,
 }
 
 /**
- * umem_notify_mm_insert - Let events visit a tracker from now on
- * @space: The address space, its lock held
- * @n: The tracker, its range set
+ * umem_notify_queue_put - Drop the reference of a tracker or of the context
+ * @q: The queue
+ *
+ * Context: Any but interrupts; does not sleep.
  */
-void umem_notify_mm_insert(struct umem_notify_mm *space, struct ib_umem_notify *n)
+void umem_notify_queue_put(struct umem_notify_queue *q)
 {
-	lockdep_assert_held(&space->lock);
-
-	n->serial = ++space->serial;
-	interval_tree_insert(&n->range, &space->trackers);
+	if (!refcount_dec_and_test(&q->refs))
+		return;
+	mmu_notifier_put(&q->space->mn);
+	kfree(q);
 }
 
-/*
- * The next tracker after the tracker visited last, which may have been removed since.
- * interval_tree_insert() inserts a tracker after all trackers with the same start, so the
- * trackers are in the order of (start, serial number).
+/**
+ * umem_notify_unref - Drop a reference to a tracker
+ * @n: The tracker, its space's lock held; may be freed
+ *
+ * The caller keeps the space: it has another reference to a queue of the space, or is a callback
+ * of the MMU notifier, for which SRCU keeps the space.
  */
-static struct interval_tree_node *space_after(struct umem_notify_mm *space,
-					      const struct umem_notify_walk *walk)
+void umem_notify_unref(struct ib_umem_notify *n)
 {
-	struct rb_node *rb = space->trackers.rb_root.rb_node;
-	struct ib_umem_notify *n, *visited = NULL;
+	struct umem_notify_queue *q = n->queue;
 
-	while (rb) {
-		n = rb_entry(rb, struct ib_umem_notify, range.rb);
-		if (n->range.start < walk->key ||
-		    (n->range.start == walk->key && n->serial <= walk->serial)) {
-			visited = n;
-			rb = rb->rb_right;
-		} else {
-			rb = rb->rb_left;
-		}
-	}
-	return visited ? interval_tree_iter_next(&visited->range, walk->start, walk->last) :
-			 interval_tree_iter_first(&space->trackers, walk->start, walk->last);
+	umem_notify_assert_locked(n);
+
+	if (--n->refs)
+		return;
+	interval_tree_remove(&n->range, &q->space->trackers);
+	kfree(n);
+	umem_notify_queue_put(q);
+}
+
+/**
+ * umem_notify_put - Drop a reference to a tracker
+ * @n: The tracker; may be freed
+ *
+ * Context: Any but interrupts; does not sleep.
+ */
+void umem_notify_put(struct ib_umem_notify *n)
+{
+	struct umem_notify_queue *q = n->queue;
+
+	refcount_inc(&q->refs); /* the space stays until its lock is released */
+	spin_lock(&q->space->lock);
+	umem_notify_unref(n);
+	spin_unlock(&q->space->lock);
+	umem_notify_queue_put(q);
 }
 
 /**
  * umem_notify_mm_next - The next tracker of a walk
  * @space: The address space, its lock held
- * @walk: The walk, with its range and @sleeps set
- * @n: The tracker visited last; NULL at the beginning, or if the caller has released the
- *     lock since
+ * @walk: The walk: its range, and @sleeps
+ * @n: The tracker visited last, or NULL at the beginning
  *
- * A process may have a million trackers at one address, so the lock is released after
- * WALK_BATCH trackers.
+ * The walk has a reference to the tracker that it visits, so the lock may be released. A tracker
+ * stays in the tree until its last reference is gone, and the walk continues from it. If the
+ * tracker has ended in between, it is INVALID and has no word, so other walks leave it alone.
  *
- * Return: The tracker, or NULL at the end.
+ * A process may have a million trackers at one address, so the walk pauses after WALK_BATCH
+ * trackers. It goes on to another tracker first if so many walks have paused at this tracker that
+ * its references could overflow.
+ *
+ * Return: The tracker, or NULL at the end. The caller has to call this function until the end.
  */
 struct ib_umem_notify *umem_notify_mm_next(struct umem_notify_mm *space,
 					   struct umem_notify_walk *walk,
@@ -173,21 +192,21 @@ struct ib_umem_notify *umem_notify_mm_next(struct umem_notify_mm *space,
 
 	lockdep_assert_held(&space->lock);
 
-	if (n && ++walk->nr == WALK_BATCH) {
+	if (n && ++walk->nr >= WALK_BATCH && n->refs < MOST_PAUSES) {
 		walk->nr = 0;
-		n = NULL;
 		spin_unlock(&space->lock);
 		if (walk->sleeps)
 			cond_resched();
 		spin_lock(&space->lock);
 	}
 	next = n ? interval_tree_iter_next(&n->range, walk->start, walk->last) :
-		   space_after(space, walk);
+		   interval_tree_iter_first(&space->trackers, walk->start, walk->last);
+	if (n)
+		umem_notify_unref(n);
 	if (!next)
 		return NULL;
 	n = container_of(next, struct ib_umem_notify, range);
-	walk->key = n->range.start;
-	walk->serial = n->serial;
+	n->refs++;
 	return n;
 }
 
@@ -240,7 +259,7 @@ static void space_register(struct work_struct *work)
  *
  * Context: Process context, no mm lock held.
  *
- * Return: The space, which the caller has to give to umem_notify_mm_put(), or
+ * Return: The space, which umem_notify_queue_put() puts;
  * ERR_PTR(-ENOMEM).
  */
 struct umem_notify_mm *umem_notify_mm_get(const struct mmu_notifier_ops *ops)
@@ -252,17 +271,6 @@ struct umem_notify_mm *umem_notify_mm_get(const struct mmu_notifier_ops *ops)
 	flush_work(&r.work);
 	destroy_work_on_stack(&r.work);
 	return IS_ERR(r.mn) ? ERR_CAST(r.mn) : umem_notify_mm_of(r.mn);
-}
-
-/**
- * umem_notify_mm_put - Drop a reference to a space
- * @space: The space
- *
- * Context: Any but interrupts.
- */
-void umem_notify_mm_put(struct umem_notify_mm *space)
-{
-	mmu_notifier_put(&space->mn);
 }
 
 /**

@@ -87,26 +87,6 @@ static void queue_again(struct ib_umem_notify *n)
 }
 
 /**
- * umem_notify_queue_unref - Drop a reference to a tracker
- * @n: The tracker; may be freed
- *
- * Context: Any but interrupts.
- */
-void umem_notify_queue_unref(struct ib_umem_notify *n)
-{
-	struct umem_notify_queue *q = n->queue;
-	bool last;
-
-	umem_notify_lock(n);
-	last = !--n->refs;
-	umem_notify_unlock(n);
-	if (!last)
-		return;
-	kfree(n);
-	umem_notify_queue_put(q);
-}
-
-/**
  * umem_notify_queue_retire - Retire a tracker; if that fails, the worker tries again
  * @n: The tracker, its mutex held
  */
@@ -141,9 +121,9 @@ static bool queue_compare(struct ib_umem_notify *n, struct umem_notify_run *run)
 
 /**
  * umem_notify_queue_visit - Retire a tracker now
- * @n: The tracker; may be freed. Its space's lock is held, released, and taken again
- * @run: The run of the worker, which also compares the pages of a SUSPECT tracker; NULL for
- *	 all other callers
+ * @n: The tracker, of which the caller has a reference. Its space's lock is held, released, and
+ *     taken again
+ * @run: The worker's run, which also compares the pages of a SUSPECT tracker; NULL for others
  *
  * If another task has the tracker's mutex, the worker tries again.
  *
@@ -152,26 +132,20 @@ static bool queue_compare(struct ib_umem_notify *n, struct umem_notify_run *run)
  */
 void umem_notify_queue_visit(struct ib_umem_notify *n, struct umem_notify_run *run)
 {
-	struct umem_notify_mm *space = umem_notify_mm(n);
 	bool again = true;
 
 	umem_notify_assert_locked(n);
 
 	list_del_init(&n->link);
-	n->refs++;
-	spin_unlock(&space->lock);
-
+	umem_notify_unlock(n);
 	if (mutex_trylock(&n->mutex)) {
 		again = run && queue_compare(n, run);
 		again |= umem_notify_retire(n);
 		mutex_unlock(&n->mutex);
 	}
-	if (again) {
-		guard(umem_notify)(n);
+	umem_notify_lock(n);
+	if (again)
 		queue_again(n);
-	}
-	umem_notify_queue_unref(n);
-	spin_lock(&space->lock);
 }
 
 /**
@@ -195,12 +169,12 @@ void umem_notify_queue_reserve(struct ib_umem_notify *n)
  */
 void umem_notify_queue_retire_reserved(struct ib_umem_notify *n)
 {
-	umem_notify_lock(n);
-	n->reserved = false;
-	INIT_LIST_HEAD(&n->link);
-	umem_notify_queue_visit(n, NULL);
-	umem_notify_unlock(n);
-	umem_notify_queue_unref(n);
+	scoped_guard(umem_notify, n) {
+		n->reserved = false;
+		INIT_LIST_HEAD(&n->link);
+		umem_notify_queue_visit(n, NULL);
+	}
+	umem_notify_put(n);
 }
 
 static void queue_task_work(struct callback_head *work)
@@ -282,6 +256,7 @@ static void umem_notify_queue_work(struct work_struct *work)
 	struct umem_notify_mm *space = q->space;
 	struct umem_notify_run run = {};
 	u64 began = ktime_get_ns();
+	struct ib_umem_notify *n;
 	LIST_HEAD(todo);
 
 	spin_lock(&space->lock);
@@ -293,7 +268,10 @@ static void umem_notify_queue_work(struct work_struct *work)
 	q->waiting = false;
 	list_splice_init(&q->work, &todo);
 	while (!list_empty(&todo)) {
-		umem_notify_queue_visit(list_first_entry(&todo, struct ib_umem_notify, link), &run);
+		n = list_first_entry(&todo, struct ib_umem_notify, link);
+		n->refs++;
+		umem_notify_queue_visit(n, &run);
+		umem_notify_unref(n);
 		cond_resched_lock(&space->lock);
 	}
 	if (!run.rests)
@@ -353,20 +331,6 @@ struct umem_notify_queue *umem_notify_queue_get(struct ib_ucontext *context,
 	}
 	refcount_inc(&q->refs);
 	return q;
-}
-
-/**
- * umem_notify_queue_put - Drop the reference of a tracker or of the context
- * @q: The queue
- *
- * Context: Any but interrupts.
- */
-void umem_notify_queue_put(struct umem_notify_queue *q)
-{
-	if (!refcount_dec_and_test(&q->refs))
-		return;
-	umem_notify_mm_put(q->space);
-	kfree(q);
 }
 
 /**
