@@ -185,7 +185,7 @@ struct ib_umem_notify {
 	bool quiet : 1; /* mutex and lock: the end of the tracker does not set INVALID */
 	bool exclusive : 1; /* lock: a device once had exclusive access to a page */
 	bool written : 1; /* lock: the word was in use during an event that may be MADV_FREE */
-	bool reserved : 1; /* lock: a task will retire it, by @link or @task_work */
+	bool reserved : 1; /* lock: it is INVALID, and @task_work will retire it */
 	u8 refs : 7; /* lock: of the umem, and of each walk or task that is visiting the tracker */
 	u16 word; /* lock: offset in @word_page */
 	u16 lru_hash; /* lock: hash of the application's bits at the last scan that found a use */
@@ -196,7 +196,7 @@ struct ib_umem_notify {
 	u64 in_use; /* [lock] the bits of the word that count its users */
 	struct umem_notify_suspects suspects; /* [lock] */
 	union {
-		struct list_head link; /* [lock] the link in the queue, or in a caller's list */
+		struct list_head link; /* lock: of its queue */
 		struct callback_head task_work; /* while @reserved */
 	};
 
@@ -275,9 +275,7 @@ struct umem_notify_queue *umem_notify_queue_get(struct ib_ucontext *context,
 						const struct mmu_notifier_ops *ops);
 void umem_notify_queue_add(struct ib_umem_notify *n, unsigned long delay);
 void umem_notify_queue_set_idle(struct ib_umem_notify *n);
-void umem_notify_queue_reserve(struct ib_umem_notify *n);
 bool umem_notify_queue_current(struct ib_umem_notify *n);
-void umem_notify_queue_retire_reserved(struct ib_umem_notify *n);
 void umem_notify_queue_retire(struct ib_umem_notify *n);
 void umem_notify_queue_visit(struct ib_umem_notify *n, struct umem_notify_run *run);
 

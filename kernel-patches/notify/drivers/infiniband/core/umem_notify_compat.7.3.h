@@ -8,23 +8,10 @@
 #include <linux/list_lru.h>
 
 /*
- * Makes @isolate a callback of list_lru_walk*(). @isolate gets the list's lock and returns with
- * the lock held.
- *
- * The lock is a part of the list. A callback that stops or restarts the walk must release
- * the lock, because list_lru_walk*() does not release it. Otherwise the next walk would
- * wait forever.
+ * The arguments of a callback of list_lru_walk_one(). A callback that stops or restarts the walk
+ * would have to release the lock, in 7.3 only. So the callbacks do neither.
  */
-#define UMEM_NOTIFY_WALK(isolate)							\
-static enum lru_status umem_notify_walk_##isolate(struct list_head *item,		\
-						  struct list_lru_one *list, void *arg)	\
-{											\
-	enum lru_status status = isolate(item, list, &list->lock, arg);		\
-											\
-	if (status == LRU_STOP || status == LRU_RETRY)					\
-		spin_unlock(&list->lock);						\
-	return status;									\
-}
+#define UMEM_NOTIFY_LRU_ARGS struct list_head *item, struct list_lru_one *list, void *arg
 
 /* The pages of a scatterlist entry are adjacent in the memory map. */
 #define nth_page(page, n) ((page) + (n))

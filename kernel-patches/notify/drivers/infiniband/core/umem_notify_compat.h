@@ -7,16 +7,8 @@
 
 #include <linux/list_lru.h>
 
-/*
- * Makes @isolate a callback of list_lru_walk*(). @isolate gets the list's lock and returns with
- * the lock held.
- */
-#define UMEM_NOTIFY_WALK(isolate)						\
-static enum lru_status umem_notify_walk_##isolate(struct list_head *item,	\
-						  struct list_lru_one *list,	\
-						  spinlock_t *lock, void *arg)	\
-{										\
-	return isolate(item, list, lock, arg);					\
-}
+/* The arguments of a callback of list_lru_walk_one() */
+#define UMEM_NOTIFY_LRU_ARGS \
+	struct list_head *item, struct list_lru_one *list, spinlock_t *lock, void *arg
 
 #endif /* UMEM_NOTIFY_COMPAT_H */

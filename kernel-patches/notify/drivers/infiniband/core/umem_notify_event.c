@@ -147,7 +147,7 @@ static void event_walk(struct umem_notify_mm *space, const struct mmu_notifier_r
 	while ((n = umem_notify_mm_next(space, &walk, n))) {
 		if (changes)
 			event_changed(n, range);
-		if (fork && !n->reserved && event_may_copy(n, range) && umem_notify_suspend(n))
+		if (fork && event_may_copy(n, range) && umem_notify_suspend(n))
 			umem_notify_queue_visit(n, NULL);
 	}
 }

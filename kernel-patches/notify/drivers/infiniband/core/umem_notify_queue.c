@@ -136,6 +136,8 @@ void umem_notify_queue_visit(struct ib_umem_notify *n, struct umem_notify_run *r
 
 	umem_notify_assert_locked(n);
 
+	if (n->reserved)
+		return; /* its task_work retires it, and uses @link */
 	list_del_init(&n->link);
 	umem_notify_unlock(n);
 	if (mutex_trylock(&n->mutex)) {
@@ -148,27 +150,10 @@ void umem_notify_queue_visit(struct ib_umem_notify *n, struct umem_notify_run *r
 		queue_again(n);
 }
 
-/**
- * umem_notify_queue_reserve - Reserve a tracker for the caller
- * @n: The tracker, its space's lock held, not @reserved yet
- *
- * The caller may use @link, and has to call umem_notify_queue_retire_reserved().
- */
-void umem_notify_queue_reserve(struct ib_umem_notify *n)
+static void queue_task_work(struct callback_head *work)
 {
-	list_del_init(&n->link);
-	n->refs++;
-	n->reserved = true;
-}
+	struct ib_umem_notify *n = container_of(work, struct ib_umem_notify, task_work);
 
-/**
- * umem_notify_queue_retire_reserved - Retire a tracker that is reserved for the caller
- * @n: The tracker, @reserved; may be freed
- *
- * Context: Any but interrupts.
- */
-void umem_notify_queue_retire_reserved(struct ib_umem_notify *n)
-{
 	scoped_guard(umem_notify, n) {
 		n->reserved = false;
 		INIT_LIST_HEAD(&n->link);
@@ -177,14 +162,9 @@ void umem_notify_queue_retire_reserved(struct ib_umem_notify *n)
 	umem_notify_put(n);
 }
 
-static void queue_task_work(struct callback_head *work)
-{
-	umem_notify_queue_retire_reserved(container_of(work, struct ib_umem_notify, task_work));
-}
-
 /**
  * umem_notify_queue_current - Let this task retire a tracker before it returns to user mode
- * @n: The tracker, its space's lock held
+ * @n: The tracker, INVALID, its space's lock held
  *
  * Return: true if this task, or another task that has reserved the tracker, will retire it.
  */
@@ -192,18 +172,16 @@ bool umem_notify_queue_current(struct ib_umem_notify *n)
 {
 	umem_notify_assert_locked(n);
 
-	if (n->reserved)
-		return true;
-	if (current->flags & (PF_KTHREAD | PF_USER_WORKER))
-		return false;
-	umem_notify_queue_reserve(n);
+	if (n->reserved || current->flags & (PF_KTHREAD | PF_USER_WORKER))
+		return n->reserved;
+	list_del_init(&n->link);
 	init_task_work(&n->task_work, queue_task_work);
-	if (!task_work_add(current, &n->task_work, TWA_RESUME))
-		return true;
-	n->reserved = false;
-	n->refs--; /* not the last reference: the umem has another */
-	INIT_LIST_HEAD(&n->link);
-	return false;
+	n->reserved = !task_work_add(current, &n->task_work, TWA_RESUME);
+	if (n->reserved)
+		n->refs++;
+	else
+		INIT_LIST_HEAD(&n->link);
+	return n->reserved;
 }
 
 /**
@@ -238,8 +216,7 @@ static void queue_suspend_idle(struct umem_notify_queue *q)
 
 	q->idle = 0;
 	while ((n = umem_notify_mm_next(q->space, &walk, n))) {
-		if (n->queue != q || !n->idle || !n->word_page || n->reserved ||
-		    n->state & (INVALID | SUSPENDED))
+		if (n->queue != q || !n->idle || !n->word_page || n->state & (INVALID | SUSPENDED))
 			continue;
 		if (umem_notify_unused_for(n, n->idle) && umem_notify_suspend(n))
 			list_move_tail(&n->link, &q->work);

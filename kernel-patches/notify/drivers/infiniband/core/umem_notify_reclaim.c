@@ -54,7 +54,9 @@ struct shrink_walk {
 	unsigned long scanned; /* pages */
 	unsigned long taken;
 	bool waits; /* another task is about to unpin pages */
-	struct list_head suspended; /* trackers to retire after the walk */
+	unsigned long nr; /* trackers to visit; 0 stops the walk */
+	unsigned long later; /* trackers to visit after @suspended was retired */
+	struct ib_umem_notify *suspended; /* to retire without the list's lock, or NULL */
 };
 
 /*
@@ -82,42 +84,37 @@ static bool shrink_suspend(struct ib_umem_notify *n, struct shrink_walk *walk)
 	    !umem_notify_suspend(n))
 		return false;
 	walk->taken += umem_notify_pages(n);
-	if (n->reserved || !umem_notify_retires_atomically(n) || !shrink_retires(n, walk->sc)) {
-		umem_notify_queue_add(n, 0);
+	if (umem_notify_retires_atomically(n) && shrink_retires(n, walk->sc)) {
+		n->refs++;
+		walk->suspended = n;
+		swap(walk->nr, walk->later);
 	} else {
-		umem_notify_queue_reserve(n);
-		list_add_tail(&n->link, &walk->suspended);
+		umem_notify_queue_add(n, 0);
 	}
 	return true;
 }
 
-static enum lru_status shrink_one(struct list_head *item,
-				  struct list_lru_one *list, spinlock_t *lock,
-				  void *arg)
+static enum lru_status shrink_one(UMEM_NOTIFY_LRU_ARGS)
 {
 	struct ib_umem_notify *n = container_of(item, struct ib_umem_notify, lru);
 	struct shrink_walk *walk = arg;
 	bool gone;
 
-	if (walk->scanned >= walk->sc->nr_to_scan)
-		return LRU_STOP;
 	guard(umem_notify)(n);
 	gone = !n->word_page || (n->state & SUSPENDED && n->revoked);
 	walk->scanned += gone ? 1 : umem_notify_pages(n);
 	walk->waits |= !gone && !n->held && n->state & SUSPENDED && shrink_retires(n, walk->sc);
 	if (n->state & INVALID && !n->held && !umem_notify_is_used(n))
-		umem_notify_queue_add(n, 0); /* the worker visits it now instead of later */
+		umem_notify_queue_add(n, 0); /* the worker would come later */
+	if (walk->scanned >= walk->sc->nr_to_scan)
+		walk->nr = 0;
 	if (!gone && !shrink_suspend(n, walk))
 		return LRU_ROTATE;
 	list_lru_isolate(list, item);
 	return LRU_REMOVED;
 }
 
-UMEM_NOTIFY_WALK(shrink_one)
-
-static enum lru_status sample_one(struct list_head *item,
-				  struct list_lru_one *list, spinlock_t *lock,
-				  void *arg)
+static enum lru_status sample_one(UMEM_NOTIFY_LRU_ARGS)
 {
 	unsigned long *pages = arg;
 
@@ -125,9 +122,7 @@ static enum lru_status sample_one(struct list_head *item,
 	return LRU_SKIP;
 }
 
-UMEM_NOTIFY_WALK(sample_one)
-
-/* Counts pages, because a registration of 1 GiB must count more than a registration of 4 KiB. */
+/* Counts pages: a registration of 1 GiB must count more than one of 4 KiB. */
 static unsigned long count_idle(struct shrinker *s, struct shrink_control *sc)
 {
 	unsigned long nr = list_lru_shrink_count(&idle, sc);
@@ -136,7 +131,7 @@ static unsigned long count_idle(struct shrinker *s, struct shrink_control *sc)
 
 	if (!nr)
 		return SHRINK_EMPTY;
-	list_lru_walk_one(&idle, sc->nid, sc->memcg, umem_notify_walk_sample_one, &pages, &left);
+	list_lru_walk_one(&idle, sc->nid, sc->memcg, sample_one, &pages, &left);
 	return left < SAMPLE ? mult_frac(pages, nr, SAMPLE - left) : SHRINK_EMPTY;
 }
 
@@ -155,16 +150,21 @@ static unsigned long count_idle(struct shrinker *s, struct shrink_control *sc)
  */
 static unsigned long shrink_idle(struct shrinker *s, struct shrink_control *sc)
 {
-	unsigned long nr = list_lru_shrink_count(&idle, sc);
-	struct shrink_walk walk = {
-		.sc = sc,
-		.suspended = LIST_HEAD_INIT(walk.suspended),
-	};
-	struct ib_umem_notify *n, *next;
+	struct shrink_walk walk = { .sc = sc, .nr = list_lru_shrink_count(&idle, sc) };
+	struct ib_umem_notify *n;
 
-	list_lru_walk_one(&idle, sc->nid, sc->memcg, umem_notify_walk_shrink_one, &walk, &nr);
-	list_for_each_entry_safe(n, next, &walk.suspended, link)
-		umem_notify_queue_retire_reserved(n);
+	while (walk.nr) {
+		walk.suspended = NULL;
+		walk.later = 0;
+		list_lru_walk_one(&idle, sc->nid, sc->memcg, shrink_one, &walk, &walk.nr);
+		walk.nr = walk.later;
+		n = walk.suspended;
+		if (!n)
+			break;
+		scoped_guard(umem_notify, n)
+			umem_notify_queue_visit(n, NULL);
+		umem_notify_put(n);
+	}
 	if (walk.waits && !walk.taken && current->mm)
 		schedule_timeout_uninterruptible(1);
 	if (!walk.scanned)
