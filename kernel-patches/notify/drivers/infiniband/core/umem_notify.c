@@ -121,7 +121,7 @@ static struct ib_umem_notify *umem_notify_create(struct ib_ucontext *context,
  */
 static void umem_notify_end(struct ib_umem_notify *n)
 {
-	struct umem_notify_word_page *word_page;
+	struct umem_notify_word word;
 	bool armed = n->armed;
 
 	umem_notify_lru_del(n);
@@ -137,13 +137,13 @@ static void umem_notify_end(struct ib_umem_notify *n)
 	n->mr = NULL;
 	if (!n->reserved)
 		list_del_init(&n->link);
-	word_page = umem_notify_take_word(n);
+	word = umem_notify_take_word(n);
 	n->state = INVALID; /* walks leave it alone: see umem_notify_mm_next() */
 	umem_notify_unlock(n);
 	mutex_unlock(&n->mutex);
 	if (armed)
 		umem_notify_counted(n, IB_MR_NOTIFY_STAT_ARMED, -1);
-	umem_notify_word_put(word_page, n->word);
+	umem_notify_word_put(&word);
 	if (n->queue->single)
 		cancel_delayed_work_sync(&n->queue->worker);
 }
@@ -349,7 +349,7 @@ EXPORT_SYMBOL(ib_umem_lost);
 int umem_notify_arm(struct ib_mr *mr, const struct umem_notify_arming *how)
 {
 	struct ib_umem *umem = umem_notify_umem(mr);
-	struct umem_notify_word_page *word_page;
+	struct umem_notify_word word;
 	struct ib_umem_notify *n;
 	int ret;
 	u8 state;
@@ -364,9 +364,9 @@ int umem_notify_arm(struct ib_mr *mr, const struct umem_notify_arming *how)
 	if (IS_ERR(n))
 		return PTR_ERR(n);
 
-	word_page = umem_notify_word_get(how);
-	if (IS_ERR(word_page))
-		return PTR_ERR(word_page);
+	ret = umem_notify_word_get(&word, how);
+	if (ret)
+		return ret;
 
 	ret = mutex_lock_killable(&n->mutex);
 	if (ret)
@@ -383,8 +383,7 @@ int umem_notify_arm(struct ib_mr *mr, const struct umem_notify_arming *how)
 	n->mr = mr;
 	n->armed = true;
 	n->reclaim = how->reclaim;
-	n->word = offset_in_page(how->word);
-	n->word_page = word_page;
+	n->word = word;
 	n->in_use = how->in_use;
 	state = n->state;
 	if (state) {
@@ -409,7 +408,7 @@ int umem_notify_arm(struct ib_mr *mr, const struct umem_notify_arming *how)
 unlock:
 	mutex_unlock(&n->mutex);
 put_word:
-	umem_notify_word_put(word_page, offset_in_page(how->word));
+	umem_notify_word_put(&word);
 	return ret;
 }
 EXPORT_SYMBOL(umem_notify_arm);
@@ -497,7 +496,7 @@ static int umem_notify_lock_restored(struct ib_umem_notify *n)
 int umem_notify_disarm(struct ib_mr *mr)
 {
 	CLASS(umem_notify_armed, n)(mr);
-	struct umem_notify_word_page *word_page;
+	struct umem_notify_word word;
 	bool is_used;
 	int ret;
 
@@ -509,7 +508,7 @@ int umem_notify_disarm(struct ib_mr *mr)
 		return ret;
 	trace_mr_notify_disarm(n, 0);
 	is_used = umem_notify_is_used(n);
-	word_page = umem_notify_take_word(n);
+	word = umem_notify_take_word(n);
 	n->armed = false;
 	umem_notify_unlock(n);
 	umem_notify_lru_del(n);
@@ -520,7 +519,7 @@ int umem_notify_disarm(struct ib_mr *mr)
 		n->reclaim = false;
 	}
 	umem_notify_counted(n, IB_MR_NOTIFY_STAT_ARMED, -1);
-	umem_notify_word_put(word_page, n->word);
+	umem_notify_word_put(&word);
 	return 0;
 }
 EXPORT_SYMBOL(umem_notify_disarm);

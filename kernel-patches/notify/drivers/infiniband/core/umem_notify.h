@@ -48,9 +48,17 @@ struct umem_notify_arming {
 	int event_fd; /* an eventfd for INVALID words; -1: none */
 };
 
-struct umem_notify_word_page *umem_notify_word_get(const struct umem_notify_arming *how);
-void umem_notify_word_put(struct umem_notify_word_page *page,
-			  unsigned int offset);
+/* The word of a tracker, and what the shrinker and the worker remember of it */
+struct umem_notify_word {
+	struct umem_notify_word_page *page; /* NULL: there is no word */
+	struct umem_notify_listener *listener; /* its counter and its eventfd, or NULL */
+	u16 offset; /* in @page */
+	u16 lru_hash; /* hash of the application's bits at the last scan that found a use */
+	u32 lru_time; /* the time of this scan, in jiffies */
+};
+
+int umem_notify_word_get(struct umem_notify_word *word, const struct umem_notify_arming *how);
+void umem_notify_word_put(const struct umem_notify_word *word);
 void umem_notify_word_change(const struct ib_umem_notify *n, u64 set, u64 clear);
 void umem_notify_word_count(const struct ib_umem_notify *n);
 void umem_notify_word_signal(const struct ib_umem_notify *n);
@@ -187,14 +195,11 @@ struct ib_umem_notify {
 	bool written : 1; /* lock: the word was in use during an event that may be MADV_FREE */
 	bool reserved : 1; /* lock: it is INVALID, and @task_work will retire it */
 	u8 refs : 7; /* lock: of the umem, and of each walk or task that is visiting the tracker */
-	u16 word; /* lock: offset in @word_page */
-	u16 lru_hash; /* lock: hash of the application's bits at the last scan that found a use */
-	u32 lru_time; /* lock: the time of this scan, in jiffies */
 	u32 idle; /* lock: suspend after so many jiffies without use; 0: never */
+	struct umem_notify_word word; /* lock; @page and @listener: mutex and lock */
 	struct umem_notify_queue *queue;
-	struct umem_notify_word_page *word_page; /* [lock] NULL if there is no word */
-	u64 in_use; /* [lock] the bits of the word that count its users */
-	struct umem_notify_suspects suspects; /* [lock] */
+	u64 in_use; /* lock: bits of the word that count its users */
+	struct umem_notify_suspects suspects; /* lock */
 	union {
 		struct list_head link; /* lock: of its queue */
 		struct callback_head task_work; /* while @reserved */
@@ -264,7 +269,7 @@ bool umem_notify_can_restore(const struct ib_umem_notify *n);
 bool umem_notify_suspend(struct ib_umem_notify *n);
 
 /* umem_notify_retire.c */
-struct umem_notify_word_page *umem_notify_take_word(struct ib_umem_notify *n);
+struct umem_notify_word umem_notify_take_word(struct ib_umem_notify *n);
 void umem_notify_mark_dirty(struct ib_umem *umem);
 void umem_notify_unpin(struct ib_umem_notify *n, bool marked);
 bool umem_notify_retire(struct ib_umem_notify *n);

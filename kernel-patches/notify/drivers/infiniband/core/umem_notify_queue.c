@@ -216,7 +216,7 @@ static void queue_suspend_idle(struct umem_notify_queue *q)
 
 	q->idle = 0;
 	while ((n = umem_notify_mm_next(q->space, &walk, n))) {
-		if (n->queue != q || !n->idle || !n->word_page || n->state & (INVALID | SUSPENDED))
+		if (n->queue != q || !n->idle || !n->word.page || n->state & (INVALID | SUSPENDED))
 			continue;
 		if (umem_notify_unused_for(n, n->idle) && umem_notify_suspend(n))
 			list_move_tail(&n->link, &q->work);

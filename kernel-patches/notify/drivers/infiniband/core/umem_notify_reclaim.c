@@ -101,7 +101,7 @@ static enum lru_status shrink_one(UMEM_NOTIFY_LRU_ARGS)
 	bool gone;
 
 	guard(umem_notify)(n);
-	gone = !n->word_page || (n->state & SUSPENDED && n->revoked);
+	gone = !n->word.page || (n->state & SUSPENDED && n->revoked);
 	walk->scanned += gone ? 1 : umem_notify_pages(n);
 	walk->waits |= !gone && !n->held && n->state & SUSPENDED && shrink_retires(n, walk->sc);
 	if (n->state & INVALID && !n->held && !umem_notify_is_used(n))

@@ -161,27 +161,26 @@ static int revoke(struct ib_umem_notify *n)
  * umem_notify_take_word - Take the word from a tracker
  * @n: The tracker, its space's lock held
  *
- * Return: The word's page, which the caller has to give to umem_notify_word_put(),
- * or NULL.
+ * Return: The word, which the caller gives to umem_notify_word_put(). It may have no page.
  */
-struct umem_notify_word_page *umem_notify_take_word(struct ib_umem_notify *n)
+struct umem_notify_word umem_notify_take_word(struct ib_umem_notify *n)
 {
-	struct umem_notify_word_page *word_page = n->word_page;
+	struct umem_notify_word word = n->word;
 
 	umem_notify_assert_locked(n);
 
-	n->word_page = NULL;
+	n->word = (struct umem_notify_word){};
 	n->in_use = 0;
-	return word_page;
+	return word;
 }
 
 static void retire_word(struct ib_umem_notify *n)
 {
-	struct umem_notify_word_page *word_page;
+	struct umem_notify_word word;
 
 	scoped_guard(umem_notify, n)
-		word_page = umem_notify_take_word(n);
-	umem_notify_word_put(word_page, n->word);
+		word = umem_notify_take_word(n);
+	umem_notify_word_put(&word);
 }
 
 /**

@@ -48,7 +48,7 @@ bool umem_notify_is_used(const struct ib_umem_notify *n)
 {
 	umem_notify_assert_locked(n);
 
-	return n->word_page && n->in_use && umem_notify_word_read(n) & n->in_use &&
+	return n->word.page && n->in_use && umem_notify_word_read(n) & n->in_use &&
 	       atomic_read(&n->umem->owning_mm->mm_users);
 }
 
@@ -60,7 +60,7 @@ bool umem_notify_is_idle(const struct ib_umem_notify *n)
 {
 	umem_notify_assert_locked(n);
 
-	return n->reclaim && !n->held && !(n->state & (INVALID | SUSPENDED)) && n->word_page &&
+	return n->reclaim && !n->held && !(n->state & (INVALID | SUSPENDED)) && n->word.page &&
 	       !(umem_notify_word_read(n) & n->in_use);
 }
 
@@ -78,11 +78,11 @@ bool umem_notify_unused_for(struct ib_umem_notify *n, u32 time)
 
 	umem_notify_assert_locked(n);
 
-	if (word & n->in_use || seen != n->lru_hash) {
-		n->lru_hash = seen;
-		n->lru_time = jiffies;
+	if (word & n->in_use || seen != n->word.lru_hash) {
+		n->word.lru_hash = seen;
+		n->word.lru_time = jiffies;
 	}
-	return (u32)jiffies - n->lru_time >= time;
+	return (u32)jiffies - n->word.lru_time >= time;
 }
 
 /**
@@ -94,8 +94,8 @@ void umem_notify_first_scan(struct ib_umem_notify *n, bool used)
 {
 	umem_notify_assert_locked(n);
 
-	n->lru_hash = users_hash(umem_notify_word_read(n)) ^ (used ? U16_MAX : 0);
-	n->lru_time = (u32)jiffies - UMEM_NOTIFY_SCANS_APART;
+	n->word.lru_hash = users_hash(umem_notify_word_read(n)) ^ (used ? U16_MAX : 0);
+	n->word.lru_time = (u32)jiffies - UMEM_NOTIFY_SCANS_APART;
 }
 
 /* @n must be armed. */

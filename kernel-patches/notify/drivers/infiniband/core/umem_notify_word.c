@@ -55,10 +55,9 @@ struct umem_notify_listener {
 struct umem_notify_word_page {
 	struct rb_node node; /* in the tree, which is sorted by @page */
 	struct page *page;
-	struct mm_struct *mm; /* the address space that is charged for the pin */
-	DECLARE_BITMAP(used, WORDS); /* protected by the tree's lock */
-	u32 *counters; /* MRs of each counter; NULL: only words. Protected by the tree's lock */
-	struct umem_notify_listener **listeners; /* of each word; NULL if there is no listener */
+	struct mm_struct *mm; /* charged for the pin */
+	DECLARE_BITMAP(used, WORDS); /* the tree's lock */
+	u32 *counters; /* the number of MRs of each counter; the tree's lock; NULL: only words */
 };
 
 #define TREE_BITS 6
@@ -110,7 +109,6 @@ static void free_page_of_words(struct umem_notify_word_page *page)
 	atomic64_dec(&page->mm->pinned_vm);
 	mmdrop(page->mm);
 	kfree(page->counters);
-	kfree(page->listeners);
 	kfree(page);
 }
 
@@ -133,19 +131,13 @@ static struct umem_notify_word_page *create_page(struct page *pinned)
 	return page;
 }
 
-/* An array with an element for each word of a page. The caller holds the tree's lock. */
-static void *alloc_array(size_t size)
-{
-	return kcalloc(WORDS, size, GFP_ATOMIC | __GFP_ACCOUNT);
-}
-
-/* A word belongs to one MR. Any number of MRs may share a counter. */
+/* A word belongs to one MR, a counter to any number of MRs. */
 static int take_word(struct umem_notify_word_page *page, unsigned int offset, bool counter)
 {
 	unsigned int index = index_of(offset);
 
-	if (counter && !page->counters)
-		page->counters = alloc_array(sizeof(*page->counters));
+	if (counter && !page->counters) /* the caller holds the tree's lock */
+		page->counters = kcalloc(WORDS, sizeof(u32), GFP_ATOMIC | __GFP_ACCOUNT);
 	if (counter && !page->counters)
 		return -ENOMEM;
 	if (__test_and_set_bit(index, page->used) && !(counter && page->counters[index]))
@@ -194,18 +186,13 @@ static struct umem_notify_word_page *get_word(unsigned long addr, bool counter)
 	return ret ? ERR_PTR(ret) : page;
 }
 
-/* Returns the listener of the word, which the caller has to put. */
-static struct umem_notify_listener *put_word(struct umem_notify_word_page *page,
-					     unsigned int offset, bool counter)
+static void put_word(struct umem_notify_word_page *page, unsigned int offset, bool counter)
 {
 	struct word_tree *tree = tree_of(page->page);
-	struct umem_notify_listener *listener = NULL;
 	unsigned int index = index_of(offset);
 	bool last = false;
 
 	spin_lock(&tree->lock);
-	if (page->listeners)
-		swap(listener, page->listeners[index]);
 	if (!counter || !--page->counters[index]) {
 		__clear_bit(index, page->used);
 		last = bitmap_empty(page->used, WORDS);
@@ -217,7 +204,6 @@ static struct umem_notify_listener *put_word(struct umem_notify_word_page *page,
 		SetPageDirty(page->page); /* without a lock: see umem_notify_retire.c */
 		free_page_of_words(page);
 	}
-	return listener;
 }
 
 static void signal_listener(struct umem_notify_listener *listener)
@@ -238,84 +224,63 @@ static void put_listener(struct umem_notify_listener *listener)
 	kfree(listener);
 }
 
-/* The caller has taken the word, and no MR is armed with it yet. */
-static int add_listener(struct umem_notify_word_page *page, unsigned int offset,
-			const struct umem_notify_arming *how)
+static struct umem_notify_listener *get_listener(const struct umem_notify_arming *how)
 {
 	struct umem_notify_listener *listener = kzalloc(sizeof(*listener), GFP_KERNEL_ACCOUNT);
-	struct word_tree *tree = tree_of(page->page);
-	struct umem_notify_listener **listeners;
-	int ret = 0;
+	int ret;
 
 	if (!listener)
-		return -ENOMEM;
-	if (how->event_fd >= 0) {
+		return ERR_PTR(-ENOMEM);
+	if (how->event_fd >= 0)
 		listener->event = eventfd_ctx_fdget(how->event_fd);
-		ret = PTR_ERR_OR_ZERO(listener->event);
-	}
+	ret = PTR_ERR_OR_ZERO(listener->event);
 	if (!ret && how->changes) {
 		listener->offset = offset_in_page(how->changes);
 		listener->counter = get_word(how->changes, true);
 		ret = PTR_ERR_OR_ZERO(listener->counter);
 	}
-	if (!ret) {
-		spin_lock(&tree->lock);
-		listeners = page->listeners ?: alloc_array(sizeof(*listeners));
-		if (listeners) {
-			listeners[index_of(offset)] = listener;
-			/* Pairs with listener_of() of another word. */
-			smp_store_release(&page->listeners, listeners);
-		} else {
-			ret = -ENOMEM;
-		}
-		spin_unlock(&tree->lock);
-	}
-	if (ret)
-		put_listener(listener);
-	return ret;
+	if (!ret)
+		return listener;
+	put_listener(listener);
+	return ERR_PTR(ret);
 }
 
 /**
  * umem_notify_word_get - Take a word of the current process, and its listener
+ * @word: Is set; the caller gives it to umem_notify_word_put()
  * @how: The word, a counter and an eventfd
  *
- * Return: The pinned page of the word, which the caller has to give to
- * umem_notify_word_put(), or ERR_PTR():
- * * -EBUSY: another MR uses the word, or the counter is the word of an MR
- * * -EFAULT: an address can't be written or pinned
- * * -ENOMEM: memory or RLIMIT_MEMLOCK is exhausted
- * * -EINVAL: the file is not an eventfd
- * * -EINTR, -EBADF
+ * Return: 0; -EBUSY if another MR uses the word, or if the counter is the word of an MR,
+ * -EFAULT if an address can't be written or pinned, -ENOMEM if memory or RLIMIT_MEMLOCK
+ * is exhausted, -EINTR, -EBADF, -EINVAL if the file is no eventfd.
  */
-struct umem_notify_word_page *umem_notify_word_get(const struct umem_notify_arming *how)
+int umem_notify_word_get(struct umem_notify_word *word, const struct umem_notify_arming *how)
 {
-	struct umem_notify_word_page *page = get_word(how->word, false);
-	int ret;
-
-	if (IS_ERR(page) || (!how->changes && how->event_fd < 0))
-		return page;
-	ret = add_listener(page, offset_in_page(how->word), how);
-	if (ret) {
-		umem_notify_word_put(page, offset_in_page(how->word));
-		return ERR_PTR(ret);
-	}
-	return page;
+	*word = (struct umem_notify_word){ .page = get_word(how->word, false),
+					   .offset = offset_in_page(how->word) };
+	if (IS_ERR(word->page))
+		return PTR_ERR(word->page);
+	if (!how->changes && how->event_fd < 0)
+		return 0;
+	word->listener = get_listener(how);
+	if (!IS_ERR(word->listener))
+		return 0;
+	put_word(word->page, word->offset, false);
+	return PTR_ERR(word->listener);
 }
 
 /**
  * umem_notify_word_put - Release a word
- * @page: Its page, or NULL; the kernel does not change the word any more
- * @offset: The offset of the word in the page
+ * @word: The word, which the kernel does not change any more; it may have no page
  *
  * Context: Any but interrupts.
  */
-void umem_notify_word_put(struct umem_notify_word_page *page,
-			  unsigned int offset)
+void umem_notify_word_put(const struct umem_notify_word *word)
 {
-	struct umem_notify_listener *listener = page ? put_word(page, offset, false) : NULL;
-
-	if (listener)
-		put_listener(listener);
+	if (word->page)
+		put_word(word->page, word->offset, false);
+	if (word->listener)
+		put_listener(word->listener);
 }
 
 /*
@@ -344,7 +309,7 @@ static atomic64_t *word_at(const struct umem_notify_word_page *page, unsigned in
  */
 void umem_notify_word_change(const struct ib_umem_notify *n, u64 set, u64 clear)
 {
-	atomic64_t *word = word_at(n->word_page, n->word);
+	atomic64_t *word = word_at(n->word.page, n->word.offset);
 
 	if (!word)
 		return;
@@ -352,20 +317,6 @@ void umem_notify_word_change(const struct ib_umem_notify *n, u64 set, u64 clear)
 		atomic64_or(set, word);
 	if (clear)
 		atomic64_andnot(clear, word);
-}
-
-/*
- * add_listener() for this word ran before the word was armed. So the space's lock orders
- * add_listener() before this function. If add_listener() for another word adds the array at the
- * same time, this word has no listener.
- */
-static struct umem_notify_listener *listener_of(const struct ib_umem_notify *n)
-{
-	struct umem_notify_listener **listeners = NULL;
-
-	if (n->word_page) /* pairs with add_listener() */
-		listeners = smp_load_acquire(&n->word_page->listeners);
-	return listeners ? listeners[index_of(n->word)] : NULL;
 }
 
 /**
@@ -378,7 +329,7 @@ static struct umem_notify_listener *listener_of(const struct ib_umem_notify *n)
  */
 void umem_notify_word_count(const struct ib_umem_notify *n)
 {
-	struct umem_notify_listener *listener = listener_of(n);
+	struct umem_notify_listener *listener = n->word.listener;
 	atomic64_t *counter;
 
 	if (!listener)
@@ -397,7 +348,7 @@ void umem_notify_word_count(const struct ib_umem_notify *n)
  */
 void umem_notify_word_signal(const struct ib_umem_notify *n)
 {
-	struct umem_notify_listener *listener = listener_of(n);
+	struct umem_notify_listener *listener = n->word.listener;
 
 	if (listener)
 		signal_listener(listener);
@@ -405,7 +356,7 @@ void umem_notify_word_signal(const struct ib_umem_notify *n)
 
 bool umem_notify_word_cmpxchg(const struct ib_umem_notify *n, u64 old, u64 value)
 {
-	atomic64_t *word = word_at(n->word_page, n->word);
+	atomic64_t *word = word_at(n->word.page, n->word.offset);
 
 	return word && atomic64_cmpxchg(word, old, value) == old;
 }
@@ -413,7 +364,7 @@ bool umem_notify_word_cmpxchg(const struct ib_umem_notify *n, u64 old, u64 value
 /* Returns 0 (not in use) if there is no word, or if its page has a memory error. */
 u64 umem_notify_word_read(const struct ib_umem_notify *n)
 {
-	atomic64_t *word = word_at(n->word_page, n->word);
+	atomic64_t *word = word_at(n->word.page, n->word.offset);
 
 	return word ? atomic64_read(word) : 0;
 }
