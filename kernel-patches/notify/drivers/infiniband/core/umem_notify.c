@@ -80,21 +80,55 @@ static void umem_notify_take(struct ib_umem_notify *n)
 DEFINE_GUARD(umem_notify_take, struct ib_umem_notify *, umem_notify_take(_T),
 	     mutex_unlock(&_T->mutex))
 
-/* @umem is NULL if nothing is pinned yet. */
+static struct umem_notify_queue *create_queue(struct ib_device *device)
+{
+	struct umem_notify_queue *q = kzalloc(sizeof(*q), GFP_KERNEL_ACCOUNT);
+
+	if (q && !umem_notify_device_get(device))
+		q->space = umem_notify_event_space();
+	if (!q || !q->space) {
+		kfree(q);
+		return NULL;
+	}
+	q->device = device;
+	refcount_set(&q->refs, 1);
+	INIT_LIST_HEAD(&q->work);
+	INIT_DELAYED_WORK(&q->worker, umem_notify_queue_work);
+	return q;
+}
+
+/*
+ * The queue for a registration of the current process, or NULL. If two threads create the first
+ * queue of a context at the same time, one of them gets a @single queue.
+ */
+static struct umem_notify_queue *get_queue(struct ib_ucontext *context)
+{
+	struct umem_notify_queue *q = READ_ONCE(context->notify);
+
+	if (!q || q->space->mn.mm != current->mm) {
+		q = create_queue(context->device);
+		if (!q)
+			return NULL;
+		q->single = cmpxchg(&context->notify, NULL, q);
+		if (q->single)
+			return q;
+	}
+	refcount_inc(&q->refs);
+	return q;
+}
+
+/* Returns NULL if memory is short. @umem is NULL if nothing is pinned yet. */
 static struct ib_umem_notify *umem_notify_create(struct ib_ucontext *context,
 						 struct ib_umem *umem,
 						 unsigned long start, unsigned long last)
 {
-	struct umem_notify_queue *queue;
-	struct ib_umem_notify *n;
+	struct umem_notify_queue *queue = get_queue(context);
+	struct ib_umem_notify *n = queue ? umem_notify_tracker_alloc() : NULL;
 
-	queue = umem_notify_queue_get(context, &umem_notify_event_ops);
-	if (IS_ERR(queue))
-		return ERR_CAST(queue);
-	n = umem_notify_tracker_alloc();
 	if (!n) {
-		umem_notify_queue_put(queue);
-		return ERR_PTR(-ENOMEM);
+		if (queue)
+			umem_notify_queue_put(queue);
+		return NULL;
 	}
 
 	n->umem = umem;
@@ -180,9 +214,9 @@ static struct ib_umem_notify *umem_notify_of(struct ib_umem *umem, struct ib_uco
 		return n;
 
 	n = umem_notify_create(context, umem, first_addr(umem), last_addr(umem));
-	if (IS_ERR(n))
-		return n;
-	/* If two threads arm an MR at the same time, the first tracker stays. */
+	if (!n)
+		return ERR_PTR(-ENOMEM);
+	/* Two threads may arm one MR at the same time: the first tracker stays. */
 	other = cmpxchg(&umem->notify, NULL, n);
 	if (other) {
 		umem_notify_destroy(n);
@@ -212,7 +246,6 @@ struct ib_umem_notify *ib_mr_notify_track(struct ib_ucontext *context, u64 addr,
 {
 	bool track = *access & IB_UVERBS_ACCESS_TRACK && context->device->ops.mr_umem;
 	unsigned long start = untagged_addr(addr) & PAGE_MASK;
-	struct ib_umem_notify *n;
 	unsigned long last;
 
 	*access &= ~IB_UVERBS_ACCESS_TRACK;
@@ -221,8 +254,7 @@ struct ib_umem_notify *ib_mr_notify_track(struct ib_ucontext *context, u64 addr,
 	last |= ~PAGE_MASK;
 	if ((last - start) >> PAGE_SHIFT >= U32_MAX)
 		return NULL;
-	n = umem_notify_create(context, NULL, start, last);
-	return IS_ERR(n) ? NULL : n;
+	return umem_notify_create(context, NULL, start, last);
 }
 EXPORT_SYMBOL(ib_mr_notify_track);
 

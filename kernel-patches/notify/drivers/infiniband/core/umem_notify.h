@@ -234,10 +234,6 @@ static inline u32 umem_notify_pages(const struct ib_umem_notify *n)
 }
 
 /* umem_notify_mm.c */
-struct umem_notify_mm *umem_notify_mm_get(const struct mmu_notifier_ops *ops);
-struct mmu_notifier *umem_notify_mm_alloc(struct mm_struct *mm);
-void umem_notify_mm_free(struct mmu_notifier *mn);
-void umem_notify_mm_exit(void);
 void umem_notify_queue_put(struct umem_notify_queue *q);
 void umem_notify_unref(struct ib_umem_notify *n);
 void umem_notify_put(struct ib_umem_notify *n);
@@ -276,8 +272,7 @@ bool umem_notify_retire(struct ib_umem_notify *n);
 bool umem_notify_retires_atomically(const struct ib_umem_notify *n);
 
 /* umem_notify_queue.c */
-struct umem_notify_queue *umem_notify_queue_get(struct ib_ucontext *context,
-						const struct mmu_notifier_ops *ops);
+void umem_notify_queue_work(struct work_struct *work);
 void umem_notify_queue_add(struct ib_umem_notify *n, unsigned long delay);
 void umem_notify_queue_set_idle(struct ib_umem_notify *n);
 bool umem_notify_queue_current(struct ib_umem_notify *n);
@@ -285,7 +280,8 @@ void umem_notify_queue_retire(struct ib_umem_notify *n);
 void umem_notify_queue_visit(struct ib_umem_notify *n, struct umem_notify_run *run);
 
 /* umem_notify_event.c */
-extern const struct mmu_notifier_ops umem_notify_event_ops;
+struct umem_notify_mm *umem_notify_event_space(void);
+void umem_notify_event_exit(void);
 
 /* umem_notify_reclaim.c */
 struct ib_umem_notify *umem_notify_tracker_alloc(void);

@@ -34,8 +34,9 @@
  */
 
 #include <linux/hugetlb.h>
-#include <linux/mm.h>
-#include <linux/mmu_notifier.h>
+#include <linux/rcupdate.h>
+#include <linux/slab.h>
+#include <linux/wait_bit.h>
 
 #include "umem_notify.h"
 #include "umem_notify_trace.h"
@@ -196,10 +197,97 @@ static void umem_notify_event_release(struct mmu_notifier *mn, struct mm_struct 
 	event_walk(space, &all, true, false);
 }
 
-const struct mmu_notifier_ops umem_notify_event_ops = {
+/* Spaces whose callbacks may still run */
+static atomic_t event_nr_spaces;
+
+static struct mmu_notifier *event_alloc_space(struct mm_struct *mm)
+{
+	struct umem_notify_mm *space = kzalloc(sizeof(*space), GFP_KERNEL);
+
+	if (!space)
+		return ERR_PTR(-ENOMEM);
+	spin_lock_init(&space->lock);
+	space->trackers = RB_ROOT_CACHED;
+	space->rest = jiffies;
+	atomic_inc(&event_nr_spaces);
+	return &space->mn;
+}
+
+static void event_free_space(struct mmu_notifier *mn)
+{
+	kfree(umem_notify_mm_of(mn));
+	if (atomic_dec_and_test(&event_nr_spaces))
+		wake_up_var(&event_nr_spaces);
+}
+
+static const struct mmu_notifier_ops event_ops = {
 	.invalidate_range_start = umem_notify_event_start,
 	.invalidate_range_end = umem_notify_event_end,
 	.release = umem_notify_event_release,
-	.alloc_notifier = umem_notify_mm_alloc,
-	.free_notifier = umem_notify_mm_free,
+	.alloc_notifier = event_alloc_space,
+	.free_notifier = event_free_space,
 };
+
+struct event_registration {
+	struct work_struct work;
+	struct mm_struct *mm;
+	struct mmu_notifier *mn;
+};
+
+static void event_register(struct work_struct *work)
+{
+	struct event_registration *r = container_of(work, struct event_registration, work);
+
+	r->mn = mmu_notifier_get(&event_ops, r->mm);
+}
+
+/**
+ * umem_notify_event_space - The space of the current process
+ *
+ * The first call for an address space takes all its locks. mm_take_all_locks() gives up if
+ * the calling task has to do something before it returns to user mode (a signal, io_uring
+ * work, the freezer, a debugger). It takes long in an address space with many mappings, so
+ * frequent signals would make it fail each time. So a kworker calls it, which gets no signals.
+ *
+ * Context: Process context, no mm lock held.
+ *
+ * Return: The space, which umem_notify_queue_put() puts, or NULL: no memory.
+ */
+struct umem_notify_mm *umem_notify_event_space(void)
+{
+	struct event_registration r = { .mm = current->mm };
+
+	INIT_WORK_ONSTACK(&r.work, event_register);
+	queue_work(system_unbound_wq, &r.work);
+	flush_work(&r.work);
+	destroy_work_on_stack(&r.work);
+	return IS_ERR(r.mn) ? NULL : umem_notify_mm_of(r.mn);
+}
+
+/**
+ * umem_notify_event_exit - Wait for the last callbacks of all spaces
+ *
+ * ib_uverbs is unloaded next, and no space is in use. mmu_notifier_synchronize()
+ * waits for a grace period of SRCU, but not for the callbacks that SRCU calls after
+ * the grace period:
+ *
+ *   unloading                             SRCU
+ *   [the last space was put]
+ *                                         the grace period ends
+ *   mmu_notifier_synchronize() returns
+ *   the module is freed
+ *                                         event_free_space() [freed code]
+ *
+ * So the spaces are counted. SRCU calls its callbacks with bottom halves disabled, so
+ * when the count is 0, the last callback returns within a grace period of RCU:
+ *
+ *                                         event_free_space(): the count is 0
+ *   the count is 0; synchronize_rcu(): waits
+ *                                         returns; enables bottom halves
+ *   the module is freed
+ */
+void umem_notify_event_exit(void)
+{
+	wait_var_event(&event_nr_spaces, !atomic_read(&event_nr_spaces));
+	synchronize_rcu();
+}

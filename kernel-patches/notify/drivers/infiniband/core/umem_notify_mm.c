@@ -11,11 +11,7 @@
  * as it likes.
  */
 
-#include <linux/mmu_notifier.h>
-#include <linux/rcupdate.h>
 #include <linux/slab.h>
-#include <linux/wait_bit.h>
-#include <linux/workqueue.h>
 
 #include "umem_notify.h"
 
@@ -23,9 +19,6 @@
 #define WALK_BATCH 64
 /* Walks that may pause at one tracker, so that its references do not overflow */
 #define MOST_PAUSES 64
-
-/* The number of spaces whose callbacks may still run */
-static atomic_t umem_notify_nr_spaces;
 
 /**
  * umem_notify_mm_begin - An event that may replace pages begins
@@ -208,95 +201,4 @@ struct ib_umem_notify *umem_notify_mm_next(struct umem_notify_mm *space,
 	n = container_of(next, struct ib_umem_notify, range);
 	n->refs++;
 	return n;
-}
-
-/* The notifier's alloc_notifier() */
-struct mmu_notifier *umem_notify_mm_alloc(struct mm_struct *mm)
-{
-	struct umem_notify_mm *space;
-
-	space = kzalloc(sizeof(*space), GFP_KERNEL);
-	if (!space)
-		return ERR_PTR(-ENOMEM);
-	spin_lock_init(&space->lock);
-	space->trackers = RB_ROOT_CACHED;
-	space->rest = jiffies;
-	atomic_inc(&umem_notify_nr_spaces);
-	return &space->mn;
-}
-
-/* The notifier's free_notifier() */
-void umem_notify_mm_free(struct mmu_notifier *mn)
-{
-	kfree(umem_notify_mm_of(mn));
-	if (atomic_dec_and_test(&umem_notify_nr_spaces))
-		wake_up_var(&umem_notify_nr_spaces);
-}
-
-struct space_registration {
-	struct work_struct work;
-	const struct mmu_notifier_ops *ops;
-	struct mm_struct *mm;
-	struct mmu_notifier *mn;
-};
-
-static void space_register(struct work_struct *work)
-{
-	struct space_registration *r = container_of(work, struct space_registration, work);
-
-	r->mn = mmu_notifier_get(r->ops, r->mm);
-}
-
-/**
- * umem_notify_mm_get - The space of the current process
- * @ops: The callbacks of its MMU notifier
- *
- * The first call for an address space calls mm_take_all_locks(). mm_take_all_locks() gives up
- * if the calling task has to do something before it returns to user mode (a signal, io_uring
- * work, the freezer, a debugger). If the address space has many mappings, taking all locks
- * takes long, and frequent signals would make each call fail. A kworker gets no signals. So
- * a kworker makes the call.
- *
- * Context: Process context, no mm lock held.
- *
- * Return: The space, which umem_notify_queue_put() puts;
- * ERR_PTR(-ENOMEM).
- */
-struct umem_notify_mm *umem_notify_mm_get(const struct mmu_notifier_ops *ops)
-{
-	struct space_registration r = { .ops = ops, .mm = current->mm };
-
-	INIT_WORK_ONSTACK(&r.work, space_register);
-	queue_work(system_unbound_wq, &r.work);
-	flush_work(&r.work);
-	destroy_work_on_stack(&r.work);
-	return IS_ERR(r.mn) ? ERR_CAST(r.mn) : umem_notify_mm_of(r.mn);
-}
-
-/**
- * umem_notify_mm_exit - Wait for the last callbacks of all spaces
- *
- * ib_uverbs is unloaded next, and no space is in use. mmu_notifier_synchronize()
- * waits for a grace period of SRCU, but not for the callbacks that SRCU calls after
- * the grace period:
- *
- *   unloading                             SRCU
- *   [the last space was put]
- *                                         the grace period ends
- *   mmu_notifier_synchronize() returns
- *   the module is freed
- *                                         umem_notify_mm_free() [freed code]
- *
- * So the spaces are counted. SRCU calls its callbacks with bottom halves disabled, so
- * when the count is 0, the last callback returns within a grace period of RCU:
- *
- *                                         umem_notify_mm_free(): the count is 0
- *   the count is 0; synchronize_rcu(): waits
- *                                         returns; enables bottom halves
- *   the module is freed
- */
-void umem_notify_mm_exit(void)
-{
-	wait_var_event(&umem_notify_nr_spaces, !atomic_read(&umem_notify_nr_spaces));
-	synchronize_rcu();
 }

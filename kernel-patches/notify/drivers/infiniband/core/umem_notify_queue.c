@@ -40,8 +40,6 @@
 
 #include <linux/jiffies.h>
 #include <linux/timekeeping.h>
-#include <linux/slab.h>
-#include <linux/workqueue.h>
 
 #include "umem_notify.h"
 
@@ -226,7 +224,8 @@ static void queue_suspend_idle(struct umem_notify_queue *q)
 	q->scan_at = jiffies + max(q->idle / 2, 1U);
 }
 
-static void umem_notify_queue_work(struct work_struct *work)
+/* The worker of a queue */
+void umem_notify_queue_work(struct work_struct *work)
 {
 	struct umem_notify_queue *q =
 		container_of(work, struct umem_notify_queue, worker.work);
@@ -258,56 +257,6 @@ static void umem_notify_queue_work(struct work_struct *work)
 	if (q->idle)
 		queue_wake(q, max_t(long, q->scan_at - jiffies, 1));
 	spin_unlock(&space->lock);
-}
-
-static struct umem_notify_queue *queue_create(struct ib_device *device,
-					      const struct mmu_notifier_ops *ops)
-{
-	struct umem_notify_queue *q = kzalloc(sizeof(*q), GFP_KERNEL_ACCOUNT);
-
-	if (!q || umem_notify_device_get(device))
-		goto free;
-	q->space = umem_notify_mm_get(ops);
-	if (IS_ERR(q->space))
-		goto free;
-	q->device = device;
-	refcount_set(&q->refs, 1);
-	INIT_LIST_HEAD(&q->work);
-	INIT_DELAYED_WORK(&q->worker, umem_notify_queue_work);
-	return q;
-
-free:
-	kfree(q);
-	return ERR_PTR(-ENOMEM);
-}
-
-/**
- * umem_notify_queue_get - The queue for a registration of the current process
- * @context: The context that registers
- * @ops: The callbacks of the MMU notifier of an address space
- *
- * If two threads create the first queue at the same time, one of them gets a @single queue.
- *
- * Context: Process context, no mm lock held.
- *
- * Return: The queue, which the caller has to give to umem_notify_queue_put(), or
- * ERR_PTR(-ENOMEM).
- */
-struct umem_notify_queue *umem_notify_queue_get(struct ib_ucontext *context,
-						const struct mmu_notifier_ops *ops)
-{
-	struct umem_notify_queue *q = READ_ONCE(context->notify);
-
-	if (!q || q->space->mn.mm != current->mm) {
-		q = queue_create(context->device, ops);
-		if (IS_ERR(q))
-			return q;
-		q->single = cmpxchg(&context->notify, NULL, q);
-		if (q->single)
-			return q;
-	}
-	refcount_inc(&q->refs);
-	return q;
 }
 
 /**

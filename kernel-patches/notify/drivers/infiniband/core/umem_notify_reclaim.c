@@ -313,7 +313,7 @@ struct ib_umem_notify *umem_notify_tracker_alloc(void)
  */
 void ib_umem_notify_exit(void)
 {
-	umem_notify_mm_exit();
+	umem_notify_event_exit();
 	shrinker_free(shrinker);
 	list_lru_destroy(&idle);
 	kmem_cache_destroy(trackers);
