@@ -176,7 +176,7 @@ static void umem_notify_end(struct ib_umem_notify *n)
 	umem_notify_unlock(n);
 	mutex_unlock(&n->mutex);
 	if (armed)
-		umem_notify_counted(n, IB_MR_NOTIFY_STAT_ARMED, -1);
+		umem_notify_count(n, IB_MR_NOTIFY_STAT_ARMED, -1);
 	umem_notify_word_put(&word);
 	if (n->queue->single)
 		cancel_delayed_work_sync(&n->queue->worker);
@@ -299,20 +299,17 @@ EXPORT_SYMBOL(ib_mr_notify_tracked);
 bool ib_umem_untrack(struct ib_umem *umem)
 {
 	struct ib_umem_notify *n = umem->notify;
-	bool marked, revoked;
+	bool unpinned;
 
 	if (IS_ERR_OR_NULL(n))
 		return n;
 	umem->notify = NULL;
-	marked = n->reclaim;
 	umem_notify_end(n);
-	revoked = n->revoked;
-	if (marked && !revoked) {
-		umem_notify_unpin(n, true);
-		revoked = true;
-	}
+	unpinned = n->revoked || n->reclaim;
+	if (!n->revoked && n->reclaim)
+		umem_notify_unpin(n);
 	umem_notify_put(n);
-	return revoked;
+	return unpinned;
 }
 
 /**
@@ -429,8 +426,8 @@ int umem_notify_arm(struct ib_mr *mr, const struct umem_notify_arming *how)
 	umem_notify_queue_set_idle(n);
 	trace_mr_notify_arm(n, 0);
 	umem_notify_unlock(n);
-	umem_notify_counted(n, IB_MR_NOTIFY_STAT_ARMED, 1);
-	umem_notify_counted(n, IB_MR_NOTIFY_STAT_ARMS, 1);
+	umem_notify_count(n, IB_MR_NOTIFY_STAT_ARMED, 1);
+	umem_notify_count(n, IB_MR_NOTIFY_STAT_ARMS, 1);
 	umem_notify_lru_add(n);
 	if (state)
 		umem_notify_queue_retire(n);
@@ -550,7 +547,7 @@ int umem_notify_disarm(struct ib_mr *mr)
 		n->mr = NULL;
 		n->reclaim = false;
 	}
-	umem_notify_counted(n, IB_MR_NOTIFY_STAT_ARMED, -1);
+	umem_notify_count(n, IB_MR_NOTIFY_STAT_ARMED, -1);
 	umem_notify_word_put(&word);
 	return 0;
 }
@@ -584,7 +581,7 @@ int umem_notify_settle(struct ib_mr *mr)
 	if (IS_ERR(n))
 		return PTR_ERR(n);
 
-	umem_notify_counted(n, IB_MR_NOTIFY_STAT_SETTLES, 1);
+	umem_notify_count(n, IB_MR_NOTIFY_STAT_SETTLES, 1);
 	ret = umem_notify_restore(n);
 	if (!ret)
 		ret = umem_notify_verify(n, UMEM_NOTIFY_PATIENCE);

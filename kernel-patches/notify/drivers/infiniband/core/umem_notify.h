@@ -100,8 +100,7 @@ int umem_notify_check(struct ib_umem_notify *n, unsigned int shift,
 		      struct umem_notify_comparison *cmp);
 
 int umem_notify_device_get(struct ib_device *device);
-void umem_notify_count(struct ib_device *device, enum ib_mr_notify_stat stat,
-		       s64 nr);
+void umem_notify_count(const struct ib_umem_notify *n, enum ib_mr_notify_stat stat, s64 nr);
 
 /*
  * The worker runs this number of jiffies after an event. Events come in bursts, and the
@@ -131,7 +130,7 @@ struct umem_notify_mm {
 	struct rb_root_cached trackers; /* @lock */
 	unsigned long rest; /* @lock: no worker compares pages before this time */
 
-	u64 busy; /* @lock: the slots in use */
+	unsigned int nr; /* @lock: the slots in use */
 	unsigned int beyond; /* @lock: events that found no slot */
 	struct umem_notify_event events[64]; /* @lock */
 };
@@ -161,12 +160,6 @@ struct umem_notify_queue {
 	u8 doublings; /* how often the delay before the next try was doubled */
 	unsigned long scan_at; /* the time of the worker's next search for idle trackers */
 	u32 idle; /* the shortest idle time, in jiffies; 0: none */
-};
-
-/* One run of the worker through its list */
-struct umem_notify_run {
-	bool rests; /* the worker compares no pages */
-	u64 took; /* the time for comparing and scanning, in nanoseconds */
 };
 
 /*
@@ -267,7 +260,7 @@ bool umem_notify_suspend(struct ib_umem_notify *n);
 /* umem_notify_retire.c */
 struct umem_notify_word umem_notify_take_word(struct ib_umem_notify *n);
 void umem_notify_mark_dirty(struct ib_umem *umem);
-void umem_notify_unpin(struct ib_umem_notify *n, bool marked);
+void umem_notify_unpin(struct ib_umem_notify *n);
 bool umem_notify_retire(struct ib_umem_notify *n);
 bool umem_notify_retires_atomically(const struct ib_umem_notify *n);
 
@@ -277,7 +270,7 @@ void umem_notify_queue_add(struct ib_umem_notify *n, unsigned long delay);
 void umem_notify_queue_set_idle(struct ib_umem_notify *n);
 bool umem_notify_queue_current(struct ib_umem_notify *n);
 void umem_notify_queue_retire(struct ib_umem_notify *n);
-void umem_notify_queue_visit(struct ib_umem_notify *n, struct umem_notify_run *run);
+void umem_notify_queue_visit(struct ib_umem_notify *n, u64 *took);
 
 /* umem_notify_event.c */
 struct umem_notify_mm *umem_notify_event_space(void);
@@ -335,12 +328,6 @@ static inline u8 umem_notify_state(struct ib_umem_notify *n)
 static inline void umem_notify_assert_locked(const struct ib_umem_notify *n)
 {
 	lockdep_assert_held(&umem_notify_mm(n)->lock);
-}
-
-static inline void umem_notify_counted(const struct ib_umem_notify *n,
-				       enum ib_mr_notify_stat stat, s64 nr)
-{
-	umem_notify_count(n->queue->device, stat, nr);
 }
 
 #endif /* UMEM_NOTIFY_H */

@@ -47,17 +47,12 @@
 void umem_notify_mm_begin(struct umem_notify_mm *space, unsigned long start,
 			  unsigned long last)
 {
-	unsigned int slot;
-
 	lockdep_assert_held(&space->lock);
 
-	if (space->busy == U64_MAX) {
+	if (space->nr == ARRAY_SIZE(space->events))
 		space->beyond++;
-		return;
-	}
-	slot = ffz(space->busy);
-	space->busy |= BIT_ULL(slot);
-	space->events[slot] = (struct umem_notify_event){ start, last };
+	else
+		space->events[space->nr++] = (struct umem_notify_event){ start, last };
 }
 
 /**
@@ -73,15 +68,13 @@ void umem_notify_mm_begin(struct umem_notify_mm *space, unsigned long start,
 void umem_notify_mm_end(struct umem_notify_mm *space, unsigned long start,
 			unsigned long last)
 {
-	const struct umem_notify_event *event;
-	u64 left;
+	struct umem_notify_event *event;
 
 	lockdep_assert_held(&space->lock);
 
-	for (left = space->busy; left; left &= left - 1) {
-		event = &space->events[__ffs64(left)];
+	for (event = space->events; event < space->events + space->nr; event++) {
 		if (event->start == start && event->last == last) {
-			space->busy &= ~BIT_ULL(__ffs64(left));
+			*event = space->events[--space->nr];
 			return;
 		}
 	}
@@ -98,12 +91,10 @@ bool umem_notify_mm_changes(const struct umem_notify_mm *space,
 			    unsigned long start, unsigned long last)
 {
 	const struct umem_notify_event *event;
-	u64 left;
 
 	lockdep_assert_held(&space->lock);
 
-	for (left = space->busy; left; left &= left - 1) {
-		event = &space->events[__ffs64(left)];
+	for (event = space->events; event < space->events + space->nr; event++) {
 		if (event->start <= last && event->last >= start)
 			return true;
 	}

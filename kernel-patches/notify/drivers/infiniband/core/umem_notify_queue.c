@@ -101,19 +101,21 @@ void umem_notify_queue_retire(struct ib_umem_notify *n)
  * restored. The event may have been MADV_FREE: if the word became 0 instead of SUSPENDED, the
  * kernel would not see the next use. Returns true if the worker has to try again.
  */
-static bool queue_compare(struct ib_umem_notify *n, struct umem_notify_run *run)
+static bool queue_compare(struct ib_umem_notify *n, u64 *took)
 {
-	bool suspect, again;
+	bool suspect, rests, again;
 	u64 began;
 
-	scoped_guard(umem_notify, n)
+	scoped_guard(umem_notify, n) {
 		suspect = n->armed && n->state == SUSPECT &&
 			!(umem_notify_can_restore(n) && umem_notify_suspend(n));
-	if (!suspect || run->rests)
+		rests = time_before(jiffies, umem_notify_mm(n)->rest);
+	}
+	if (!suspect || rests)
 		return suspect;
 	began = ktime_get_ns();
 	again = umem_notify_verify(n, UMEM_NOTIFY_WORKER) == -EAGAIN;
-	run->took += ktime_get_ns() - began;
+	*took += ktime_get_ns() - began;
 	return again;
 }
 
@@ -121,14 +123,15 @@ static bool queue_compare(struct ib_umem_notify *n, struct umem_notify_run *run)
  * umem_notify_queue_visit - Retire a tracker now
  * @n: The tracker, of which the caller has a reference. Its space's lock is held, released, and
  *     taken again
- * @run: The worker's run, which also compares the pages of a SUSPECT tracker; NULL for others
+ * @took: For the worker, which also compares the pages of a SUSPECT tracker: the time that this
+ *     took is added, in nanoseconds. NULL for others
  *
  * If another task has the tracker's mutex, the worker tries again.
  *
- * Context: Process context. If @run is NULL and the device's revoke does not sleep: any but
+ * Context: Process context. If @took is NULL and the device's revoke does not sleep: any but
  * interrupts.
  */
-void umem_notify_queue_visit(struct ib_umem_notify *n, struct umem_notify_run *run)
+void umem_notify_queue_visit(struct ib_umem_notify *n, u64 *took)
 {
 	bool again = true;
 
@@ -139,7 +142,7 @@ void umem_notify_queue_visit(struct ib_umem_notify *n, struct umem_notify_run *r
 	list_del_init(&n->link);
 	umem_notify_unlock(n);
 	if (mutex_trylock(&n->mutex)) {
-		again = run && queue_compare(n, run);
+		again = took && queue_compare(n, took);
 		again |= umem_notify_retire(n);
 		mutex_unlock(&n->mutex);
 	}
@@ -230,29 +233,27 @@ void umem_notify_queue_work(struct work_struct *work)
 	struct umem_notify_queue *q =
 		container_of(work, struct umem_notify_queue, worker.work);
 	struct umem_notify_mm *space = q->space;
-	struct umem_notify_run run = {};
-	u64 began = ktime_get_ns();
+	u64 took = 0, began = ktime_get_ns();
 	struct ib_umem_notify *n;
 	LIST_HEAD(todo);
 
 	spin_lock(&space->lock);
-	run.rests = time_before(jiffies, space->rest);
-	if (q->idle && !run.rests && !time_before(jiffies, q->scan_at)) {
+	if (q->idle && time_after_eq(jiffies, space->rest) && time_after_eq(jiffies, q->scan_at)) {
 		queue_suspend_idle(q);
-		run.took = ktime_get_ns() - began;
+		took = ktime_get_ns() - began;
 	}
 	q->waiting = false;
 	list_splice_init(&q->work, &todo);
 	while (!list_empty(&todo)) {
 		n = list_first_entry(&todo, struct ib_umem_notify, link);
 		n->refs++;
-		umem_notify_queue_visit(n, &run);
+		umem_notify_queue_visit(n, &took);
 		umem_notify_unref(n);
 		cond_resched_lock(&space->lock);
 	}
-	if (!run.rests)
-		space->rest = (time_before(jiffies, space->rest) ? space->rest : jiffies) +
-			      nsecs_to_jiffies(run.took * REST);
+	if (time_before(space->rest, jiffies))
+		space->rest = jiffies;
+	space->rest += nsecs_to_jiffies(took * REST);
 	q->doublings = list_empty(&q->work) ? 0 : min(q->doublings + 1, MOST_DOUBLINGS);
 	if (q->idle)
 		queue_wake(q, max_t(long, q->scan_at - jiffies, 1));

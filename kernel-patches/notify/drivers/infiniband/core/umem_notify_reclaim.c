@@ -251,7 +251,7 @@ static void end_suspension(struct ib_umem_notify *n)
 			umem_notify_queue_add(n, UMEM_NOTIFY_LATER);
 		umem_notify_first_scan(n, true);
 		umem_notify_queue_set_idle(n);
-		umem_notify_counted(n, IB_MR_NOTIFY_STAT_RESTORES, 1);
+		umem_notify_count(n, IB_MR_NOTIFY_STAT_RESTORES, 1);
 	}
 	umem_notify_unlock(n);
 	umem_notify_lru_add(n);

@@ -105,16 +105,15 @@ void umem_notify_mark_dirty(struct ib_umem *umem)
 /**
  * umem_notify_unpin - Unpin the pages of a tracker
  * @n: The tracker: its mutex is held, or it has ended. The device can't access the pages
- * @marked: true if the pages were marked dirty when they were pinned
  *
  * Context: Any but interrupts; does not sleep.
  */
-void umem_notify_unpin(struct ib_umem_notify *n, bool marked)
+void umem_notify_unpin(struct ib_umem_notify *n)
 {
 	struct ib_umem *umem = n->umem;
 	bool writable = umem->writable;
 
-	if (!marked || n->written)
+	if (!n->reclaim || n->written)
 		umem_notify_mark_dirty(umem);
 	umem->writable = false; /* so that ib_umem_give_back() does not mark the pages dirty */
 	ib_umem_give_back(umem);
@@ -146,13 +145,13 @@ static int revoke(struct ib_umem_notify *n)
 			n->refused = true;
 		return ret;
 	}
-	umem_notify_unpin(n, n->reclaim);
+	umem_notify_unpin(n);
 	scoped_guard(umem_notify, n) {
 		n->revoked = true;
 		n->written = false;
 	}
-	umem_notify_counted(n, IB_MR_NOTIFY_STAT_REVOKES, 1);
-	umem_notify_counted(n, IB_MR_NOTIFY_STAT_PAGES, umem_notify_pages(n));
+	umem_notify_count(n, IB_MR_NOTIFY_STAT_REVOKES, 1);
+	umem_notify_count(n, IB_MR_NOTIFY_STAT_PAGES, umem_notify_pages(n));
 	trace_mr_notify_revoke(n, 0);
 	return 0;
 }

@@ -77,16 +77,9 @@ void umem_notify_suspects_add(struct ib_umem_notify *n, unsigned long start,
 			      unsigned long last)
 {
 	unsigned long first = umem_notify_start(n);
+	unsigned int shift = shift_of(n);
 	struct umem_notify_suspects more;
-	unsigned int shift;
 
-	if (start <= first && last >= umem_notify_last(n)) {
-		n->suspects.chunks = U64_MAX;
-		n->suspects.first = 0;
-		n->suspects.end = umem_notify_pages(n);
-		return;
-	}
-	shift = shift_of(n);
 	more.first = (max(start, first) - first) >> PAGE_SHIFT;
 	more.end = ((min(last, umem_notify_last(n)) - first) >> PAGE_SHIFT) + 1;
 	more.chunks = GENMASK_ULL((more.end - 1) >> shift, more.first >> shift);
@@ -106,7 +99,7 @@ void umem_notify_mark_invalid(struct ib_umem_notify *n)
 	if (was & INVALID)
 		return;
 	n->state = INVALID;
-	umem_notify_counted(n, IB_MR_NOTIFY_STAT_INVALID, 1);
+	umem_notify_count(n, IB_MR_NOTIFY_STAT_INVALID, 1);
 	umem_notify_word_change(n, INVALID, was);
 	umem_notify_word_count(n);
 }
@@ -128,7 +121,7 @@ void umem_notify_mark_suspect(struct ib_umem_notify *n, unsigned long start,
 	if (n->state)
 		return;
 	n->state = SUSPECT;
-	umem_notify_counted(n, IB_MR_NOTIFY_STAT_SUSPECT, 1);
+	umem_notify_count(n, IB_MR_NOTIFY_STAT_SUSPECT, 1);
 	umem_notify_word_change(n, SUSPECT, 0);
 }
 
@@ -208,7 +201,7 @@ static bool conclude(struct ib_umem_notify *n, int verdict,
 			return false;
 		n->state = 0;
 		umem_notify_word_change(n, 0, SUSPECT);
-		umem_notify_counted(n, IB_MR_NOTIFY_STAT_INTACT, 1);
+		umem_notify_count(n, IB_MR_NOTIFY_STAT_INTACT, 1);
 		return true;
 	}
 	if (verdict == UMEM_NOTIFY_CHANGED && cmp->exclusive == n->exclusive &&

@@ -42,14 +42,13 @@ int umem_notify_device_get(struct ib_device *device)
 
 /**
  * umem_notify_count - Add to a counter of a device
- * @device: A device for which umem_notify_device_get() succeeded
+ * @n: A tracker of the device
  * @stat: The counter
  * @nr: The number to add; negative for a gauge that goes down
  */
-void umem_notify_count(struct ib_device *device, enum ib_mr_notify_stat stat,
-		       s64 nr)
+void umem_notify_count(const struct ib_umem_notify *n, enum ib_mr_notify_stat stat, s64 nr)
 {
-	this_cpu_add(device->mr_notify_stats->count[stat], nr);
+	this_cpu_add(n->queue->device->mr_notify_stats->count[stat], nr);
 }
 
 /**

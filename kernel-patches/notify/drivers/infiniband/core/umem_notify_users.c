@@ -144,8 +144,8 @@ bool umem_notify_suspend(struct ib_umem_notify *n)
 	n->state = bit;
 	if (bit == INVALID)
 		umem_notify_word_count(n);
-	umem_notify_counted(n, bit == SUSPENDED ? IB_MR_NOTIFY_STAT_SUSPENSIONS :
-						  IB_MR_NOTIFY_STAT_INVALID, 1);
+	umem_notify_count(n, bit == SUSPENDED ? IB_MR_NOTIFY_STAT_SUSPENSIONS :
+						IB_MR_NOTIFY_STAT_INVALID, 1);
 	trace_mr_notify_suspend(n, 0);
 	return true;
 }

@@ -21,12 +21,7 @@
 
 /* The ids of the arming attributes of one method */
 struct arming_ids {
-	u16 word;
-	u16 flags;
-	u16 in_use;
-	u16 idle_ms;
-	u16 changes;
-	u16 event_fd;
+	u16 word, flags, in_use, idle_ms, changes, event_fd;
 };
 
 #define ARMING_IDS(method)                                                                         \
