@@ -264,8 +264,7 @@ EXPORT_SYMBOL(ib_mr_notify_track);
  * @mr: The MR, which no other thread can find yet, or ERR_PTR()
  * @n: The result of ib_mr_notify_track()
  */
-void ib_mr_notify_tracked(struct ib_device *device, struct ib_mr *mr,
-			  struct ib_umem_notify *n)
+void ib_mr_notify_tracked(struct ib_device *device, struct ib_mr *mr, struct ib_umem_notify *n)
 {
 	struct ib_umem *umem = NULL;
 
@@ -709,8 +708,7 @@ static void umem_notify_abandon(struct ib_umem_notify *n)
  *
  * Return: The result of ib_dereg_mr_user().
  */
-int ib_mr_notify_dereg(enum rdma_remove_reason why, struct ib_mr *mr,
-		       struct ib_udata *udata)
+int ib_mr_notify_dereg(enum rdma_remove_reason why, struct ib_mr *mr, struct ib_udata *udata)
 {
 	struct ib_umem_notify *n = umem_notify_of_mr(mr);
 	int ret;

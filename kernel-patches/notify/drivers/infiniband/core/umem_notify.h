@@ -233,20 +233,16 @@ void umem_notify_put(struct ib_umem_notify *n);
 struct ib_umem_notify *umem_notify_mm_next(struct umem_notify_mm *space,
 					   struct umem_notify_walk *walk,
 					   struct ib_umem_notify *n);
-void umem_notify_mm_begin(struct umem_notify_mm *space, unsigned long start,
-			  unsigned long last);
-void umem_notify_mm_end(struct umem_notify_mm *space, unsigned long start,
-			unsigned long last);
+void umem_notify_mm_begin(struct umem_notify_mm *space, unsigned long start, unsigned long last);
+void umem_notify_mm_end(struct umem_notify_mm *space, unsigned long start, unsigned long last);
 bool umem_notify_mm_changes(const struct umem_notify_mm *space,
 			    unsigned long start, unsigned long last);
 
 /* umem_notify_state.c */
 void umem_notify_suspects_clear(struct umem_notify_suspects *suspects);
-void umem_notify_suspects_add(struct ib_umem_notify *n, unsigned long start,
-			      unsigned long last);
+void umem_notify_suspects_add(struct ib_umem_notify *n, unsigned long start, unsigned long last);
 void umem_notify_mark_invalid(struct ib_umem_notify *n);
-void umem_notify_mark_suspect(struct ib_umem_notify *n, unsigned long start,
-			      unsigned long last);
+void umem_notify_mark_suspect(struct ib_umem_notify *n, unsigned long start, unsigned long last);
 int umem_notify_verify(struct ib_umem_notify *n, int patience);
 
 /* umem_notify_users.c */
@@ -312,8 +308,7 @@ static inline void umem_notify_unlock(struct ib_umem_notify *n)
 	spin_unlock(&umem_notify_mm(n)->lock);
 }
 
-DEFINE_GUARD(umem_notify, struct ib_umem_notify *, umem_notify_lock(_T),
-	     umem_notify_unlock(_T))
+DEFINE_GUARD(umem_notify, struct ib_umem_notify *, umem_notify_lock(_T), umem_notify_unlock(_T))
 
 /*
  * The word may change before the state. So a caller that has seen a bit in the word needs the

@@ -129,8 +129,7 @@ static bool is_shared_hugetlb(const struct vm_area_struct *vma)
  * keeps its reference to the file. If a trylock fails, a system call releases mmap_lock and
  * tries again.
  */
-static int check_file(const struct vm_area_struct *vma, struct pinned_iter *iter,
-		      unsigned long end)
+static int check_file(const struct vm_area_struct *vma, struct pinned_iter *iter, unsigned long end)
 {
 	struct address_space *mapping = vma->vm_file->f_mapping;
 	pgoff_t pgoff = vma->vm_pgoff + ((iter->next - vma->vm_start) >> PAGE_SHIFT);

@@ -64,8 +64,7 @@ static bool event_changes(const struct mmu_notifier_range *range)
 }
 
 /* Is the tracker idle, and may the event be a fork that is about to copy its pinned pages? */
-static bool event_may_copy(const struct ib_umem_notify *n,
-			   const struct mmu_notifier_range *range)
+static bool event_may_copy(const struct ib_umem_notify *n, const struct mmu_notifier_range *range)
 {
 	struct folio *folio;
 
@@ -105,8 +104,7 @@ static void event_changed(struct ib_umem_notify *n, const struct mmu_notifier_ra
 			umem_notify_queue_add(n, UMEM_NOTIFY_LATER);
 		return;
 	}
-	if (n->armed && (range->event == MMU_NOTIFY_UNMAP ||
-			 range->event == MMU_NOTIFY_RELEASE)) {
+	if (n->armed && (range->event == MMU_NOTIFY_UNMAP || range->event == MMU_NOTIFY_RELEASE)) {
 		umem_notify_mark_invalid(n);
 		event_invalid(n, range);
 	} else {

@@ -44,8 +44,7 @@
  *
  * An event that finds no free slot counts as an event of all pages.
  */
-void umem_notify_mm_begin(struct umem_notify_mm *space, unsigned long start,
-			  unsigned long last)
+void umem_notify_mm_begin(struct umem_notify_mm *space, unsigned long start, unsigned long last)
 {
 	lockdep_assert_held(&space->lock);
 
@@ -65,8 +64,7 @@ void umem_notify_mm_begin(struct umem_notify_mm *space, unsigned long start,
  * ends with this call: the mm reports the end of an event if the start callback succeeded, and
  * umem_notify_event_start() always succeeds.
  */
-void umem_notify_mm_end(struct umem_notify_mm *space, unsigned long start,
-			unsigned long last)
+void umem_notify_mm_end(struct umem_notify_mm *space, unsigned long start, unsigned long last)
 {
 	struct umem_notify_event *event;
 

@@ -69,8 +69,7 @@ static bool shrink_retires(const struct ib_umem_notify *n, const struct shrink_c
 	struct mm_struct *mm = current->mm;
 
 	return umem_notify_pages(n) <= MOST_OF_OTHERS || umem_notify_mm(n)->mn.mm == mm ||
-	       (mm && sc->memcg && parent_mem_cgroup(sc->memcg) &&
-		mm_match_cgroup(mm, sc->memcg));
+	       (mm && sc->memcg && parent_mem_cgroup(sc->memcg) && mm_match_cgroup(mm, sc->memcg));
 }
 
 /*
@@ -300,8 +299,7 @@ struct ib_umem_notify *umem_notify_tracker_alloc(void)
 {
 	struct ib_umem_notify *n;
 
-	n = kmem_cache_alloc_lru(trackers, &idle,
-				 GFP_KERNEL_ACCOUNT | __GFP_ZERO);
+	n = kmem_cache_alloc_lru(trackers, &idle, GFP_KERNEL_ACCOUNT | __GFP_ZERO);
 	if (n)
 		INIT_LIST_HEAD(&n->lru);
 	return n;
@@ -324,8 +322,7 @@ EXPORT_SYMBOL(ib_umem_notify_exit);
 int ib_umem_notify_init(void)
 {
 	trackers = KMEM_CACHE(ib_umem_notify, 0);
-	shrinker = shrinker_alloc(SHRINKER_MEMCG_AWARE | SHRINKER_NUMA_AWARE,
-				  "ib-mr-notify");
+	shrinker = shrinker_alloc(SHRINKER_MEMCG_AWARE | SHRINKER_NUMA_AWARE, "ib-mr-notify");
 	if (!trackers || !shrinker || list_lru_init_memcg(&idle, shrinker)) {
 		ib_umem_notify_exit();
 		return -ENOMEM;

@@ -52,16 +52,14 @@ static void suspects_merge(struct umem_notify_suspects *suspects,
 	suspects->end = max(suspects->end, more->end);
 }
 
-static bool suspects_have(const struct umem_notify_suspects *suspects, u32 page,
-			  unsigned int shift)
+static bool suspects_have(const struct umem_notify_suspects *suspects, u32 page, unsigned int shift)
 {
 	return page >= suspects->first && page < suspects->end &&
 	       suspects->chunks & BIT_ULL(page >> shift);
 }
 
 /* Removes the pages before @page */
-static void suspects_trim(struct umem_notify_suspects *suspects, u32 page,
-			  unsigned int shift)
+static void suspects_trim(struct umem_notify_suspects *suspects, u32 page, unsigned int shift)
 {
 	suspects->first = max(suspects->first, page);
 	suspects->chunks &= U64_MAX << (page >> shift);
@@ -73,8 +71,7 @@ static void suspects_trim(struct umem_notify_suspects *suspects, u32 page,
  * @start: The first address, which may be before the tracker's range
  * @last: The last address, which may be after the tracker's range
  */
-void umem_notify_suspects_add(struct ib_umem_notify *n, unsigned long start,
-			      unsigned long last)
+void umem_notify_suspects_add(struct ib_umem_notify *n, unsigned long start, unsigned long last)
 {
 	unsigned long first = umem_notify_start(n);
 	unsigned int shift = shift_of(n);
@@ -110,8 +107,7 @@ void umem_notify_mark_invalid(struct ib_umem_notify *n)
  * @start: The first address
  * @last: The last address
  */
-void umem_notify_mark_suspect(struct ib_umem_notify *n, unsigned long start,
-			      unsigned long last)
+void umem_notify_mark_suspect(struct ib_umem_notify *n, unsigned long start, unsigned long last)
 {
 	umem_notify_assert_locked(n);
 
@@ -186,9 +182,8 @@ static int take_suspects(struct ib_umem_notify *n, struct umem_notify_comparison
 	return 0;
 }
 
-/* If no later event concerns its pages, applies @verdict. Returns true if the call is done. */
-static bool conclude(struct ib_umem_notify *n, int verdict,
-		     struct umem_notify_comparison *cmp)
+/* Applies @verdict, unless a later event concerns its pages. Returns true if the call is done. */
+static bool conclude(struct ib_umem_notify *n, int verdict, struct umem_notify_comparison *cmp)
 {
 	unsigned int shift = shift_of(n);
 

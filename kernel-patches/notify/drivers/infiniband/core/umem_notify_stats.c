@@ -9,7 +9,6 @@
  */
 
 #include <linux/percpu.h>
-#include <linux/workqueue.h>
 
 #include "umem_notify.h"
 

@@ -9,7 +9,6 @@
 #if !defined(UMEM_NOTIFY_TRACE_H) || defined(TRACE_HEADER_MULTI_READ)
 #define UMEM_NOTIFY_TRACE_H
 
-#include <linux/mmu_notifier.h>
 #include <linux/tracepoint.h>
 
 #include "umem_notify.h"

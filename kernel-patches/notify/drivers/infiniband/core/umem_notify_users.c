@@ -138,8 +138,7 @@ bool umem_notify_suspend(struct ib_umem_notify *n)
 		return false;
 	word = umem_notify_word_read(n);
 	bit = umem_notify_can_restore(n) ? SUSPENDED : INVALID;
-	if (word & n->in_use ||
-	    !umem_notify_word_cmpxchg(n, word, (word & ~(u64)SUSPECT) | bit))
+	if (word & n->in_use || !umem_notify_word_cmpxchg(n, word, (word & ~(u64)SUSPECT) | bit))
 		return false;
 	n->state = bit;
 	if (bit == INVALID)

@@ -35,7 +35,6 @@
 #include <linux/eventfd.h>
 #include <linux/hash.h>
 #include <linux/mm.h>
-#include <linux/rbtree.h>
 #include <linux/sched/mm.h>
 #include <linux/sched/signal.h>
 #include <linux/slab.h>
@@ -96,8 +95,7 @@ static int charge(struct mm_struct *mm)
 {
 	unsigned long limit = rlimit(RLIMIT_MEMLOCK) >> PAGE_SHIFT;
 
-	if (atomic64_inc_return(&mm->pinned_vm) <= limit ||
-	    capable(CAP_IPC_LOCK))
+	if (atomic64_inc_return(&mm->pinned_vm) <= limit || capable(CAP_IPC_LOCK))
 		return 0;
 	atomic64_dec(&mm->pinned_vm);
 	return -ENOMEM;

@@ -9,7 +9,6 @@
  */
 
 #include <rdma/uverbs_std_types.h>
-#include <rdma/ib_umem_notify.h>
 
 #include "rdma_core.h"
 #include "umem_notify.h"
@@ -138,8 +137,7 @@ ADD_UVERBS_METHODS(mr_notify,
 
 const struct uapi_definition uverbs_def_obj_mr_notify[] = {
 	UAPI_DEF_CHAIN_OBJ_TREE(UVERBS_OBJECT_DEVICE, &mr_notify_reg),
-	UAPI_DEF_CHAIN_OBJ_TREE(UVERBS_OBJECT_MR, &mr_notify,
-				UAPI_DEF_OBJ_NEEDS_FN(dereg_mr)),
+	UAPI_DEF_CHAIN_OBJ_TREE(UVERBS_OBJECT_MR, &mr_notify, UAPI_DEF_OBJ_NEEDS_FN(dereg_mr)),
 	{}
 };
 
