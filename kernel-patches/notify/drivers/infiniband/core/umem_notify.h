@@ -5,7 +5,7 @@
  *  umem_notify_word.c     the word in user memory
  *  umem_notify_stats.c    the counters and the workqueue of a device
  *  umem_notify_check.c    the comparison of mapped and pinned pages
- *  umem_notify_mm.c       the address space: its tree, its lock, the events in progress
+ *  umem_notify_mm.c       the address space: its tree, lock, and events in progress; references
  *  umem_notify_state.c    the state of a tracker
  *  umem_notify_users.c    whether a tracker is in use, and its suspension
  *  umem_notify_retire.c   revoking and unpinning an INVALID or SUSPENDED tracker

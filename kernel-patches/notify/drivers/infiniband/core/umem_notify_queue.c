@@ -24,8 +24,9 @@
  *   takes a reference; unlock
  *                                         mutex; lock; armed = false; unlock
  *   mutex: not armed, nothing to do
- *   not armed: not put on the list again  frees the umem
- *   puts the reference: frees n
+ *   back on the list: refused, not armed  frees the umem
+ *   puts the reference: n leaves the
+ *   tree and is freed
  *
  * So umem_notify_end() does not wait until a task with a reference has visited the tracker.
  * Such a wait could deadlock. An unmap may remove the last mapping of the device's file. Then
