@@ -186,7 +186,7 @@ class Mail:
                  lambda text: with_symbols(text, nodes, release))
 
     def apply_hunks(self, place):
-        """Change upstream's files as the hooks do; then rewrite lines as a commit may."""
+        """Change upstream's files as the hooks do. Then rewrite lines, which a commit may do."""
         for path in dict.fromkeys(hunk.path for hunk in self.hunks):
             of_file = "".join(hunk.text for hunk in self.hunks if hunk.path == path)
             run_patch(place, f"--- a/{path}\n+++ b/{path}\n{of_file}", "--forward")

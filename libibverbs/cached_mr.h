@@ -69,8 +69,8 @@ struct ibv_mr *plain_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length,
 int mr_cache_dereg_mr(struct ibv_mr *mr);
 /*
  * ibv_reg_mr_notify() calls this. If the program did not ask for a cached MR and the MR has no
- * other user, turns the MR into a plain MR with the same keys. Returns 0, or an errno value and
- * changes nothing.
+ * other user, turns the MR into a plain MR with the same keys. Returns 0. On failure
+ * changes nothing and returns an errno value.
  */
 int mr_cache_make_plain(struct ibv_mr *mr);
 /*

@@ -63,7 +63,7 @@ static bool would_open_pages(struct ibv_mr *mr, int flags, int access)
 	       access & (REMOTE_ACCESS | IBV_ACCESS_MW_BIND);
 }
 
-/* A preloaded library may replace ibv_rereg_mr() and be the caller, so don't call its function. */
+/* A preloaded library may replace ibv_rereg_mr() and call this, so don't call ibv_rereg_mr(). */
 #if (defined(HAVE_FULL_SYMBOL_VERSIONS) ||                                     \
      defined(HAVE_LIMITED_SYMBOL_VERSIONS)) &&                                 \
 	!defined(_STATIC_LIBRARY_BUILD_)

@@ -555,7 +555,8 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_forget_shared(self):
         """
-        A forgotten registration with another user is no longer found, and ends with this user.
+        A forgotten registration with another user is no longer found. It ends when this user
+        deregisters it.
         """
         addr = self.map()
         first, second = (self.reg_cached(addr, access=CACHED_REMOTE) for _ in range(2))
@@ -645,7 +646,7 @@ class MRCacheTrafficTest(MRTrafficTestCase):
 
     def test_mr_cache_rc_other_pages(self):
         """
-        The address maps other pages before each message. No old byte arrives, and each end
+        Before each message other pages are mapped at the address. No old byte arrives, and each end
         registers every time, whether the old registration is idle or in use.
         """
         self.create_players(CachedRC)

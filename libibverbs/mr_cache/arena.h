@@ -85,7 +85,7 @@ template <class Env> struct arena {
 	entry<Env> entries[Env::entries];
 	hints<Env> hint;
 
-	/* The time for stamps. With a wrong stamp eviction only chooses a worse victim. */
+	/* The time for stamps. If a stamp is wrong, eviction chooses a worse victim. */
 	uint64_t now() const
 	{
 		return hot.epoch.load(std::memory_order_relaxed) << 32 | Env::tick();

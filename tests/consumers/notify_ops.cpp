@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * Tests libfabric's FI_MR_NOTIFY_OPS, which is for caches above fi_mr_reg(). libfabric's own cache
- * is off, or has each of its monitors. Without an argument the program runs itself once for each of
+ * is off, or has one of its monitors. Without an argument the program runs itself once for each of
  * these settings, because libfabric chooses the monitor when it is loaded.
  */
 #include <infiniband/verbs.h>

@@ -44,8 +44,8 @@ class RecordedConsoles(unittest.TestCase):
         self.assertTrue(any("Kernel panic" in line for line in report.lines))
 
     def test_warning(self):
-        """The report of a WARNING begins at "cut here". Lines of the console after its end are not
-        in it.
+        """The report of a WARNING begins at "cut here". Later lines of the console are not
+        a part of the report.
         """
         report, = self.check("warning.log", ("WARNING", "WARNING: CPU: 0 PID:"))
         self.assertIn("cut here", report.lines[0])

@@ -67,7 +67,7 @@ def empty_places():
 
 
 def build(package, tree, places, names):
-    """Build the modules of a tree. Compile only these files of drivers that the lab can't try."""
+    """Build the modules of a tree. Of drivers that the lab can't try, compile only these files."""
     untried = {name for name in names if name.startswith(UNTRIED)}
     if names - untried:
         debian.build_modules(package, tree, places[0], driver.make)

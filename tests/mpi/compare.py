@@ -40,7 +40,7 @@ PROGRAM = {"mpirun.openmpi": f"{BUILD}/stale_openmpi", "mpiexec.mpich": f"{BUILD
            OPENMPI_5: f"{BUILD}/stale_openmpi"}
 ON_ONE_NODE = {"mpirun.openmpi": ["--oversubscribe"], "mpiexec.mpich": [],
                OPENMPI_5: ["--oversubscribe"]}
-# Processes start each other, and exchange their addresses, over the wire without loss.
+# While processes start each other and exchange their addresses, the wire loses nothing.
 ON_TWO_NODES = {
     "mpirun.openmpi": ["-H", "node1,node2", "--mca", "plm_rsh_agent", "lab-rsh",
                        "--mca", "oob_tcp_if_include", "eth2"],

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Rows of the table in which the process that armed the registration ends by itself, by
- * a signal or by the OOM killer. Another process watches the word.
+ * Rows of the table in which the process that armed the registration exits, or in which
+ * a signal or the OOM killer ends it. Another process watches the word.
  */
 #include "rows.h"
 

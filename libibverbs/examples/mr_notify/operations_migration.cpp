@@ -20,7 +20,7 @@ constexpr unsigned long move_flag = 1 << 1; /* MPOL_MF_MOVE */
 constexpr int bind_policy = 2;		    /* MPOL_BIND */
 constexpr int local_policy = 4;		    /* MPOL_LOCAL */
 
-/* Pages may already be on the other node, so moves them to that node and then to node 0. */
+/* Moves the pages to the other node, where they may be already, and then to node 0. */
 template <class F> void to_node_and_back(F &&to)
 {
 	const unsigned int other = another_node();

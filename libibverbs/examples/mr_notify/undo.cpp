@@ -16,7 +16,7 @@ namespace {
 
 /* A row needs only a few steps. take_all() undoes the steps of an object as its destructor does. */
 std::array<std::atomic<const undo *>, 16> steps;
-pid_t owner; /* a child that a signal ends must not undo its parent's changes */
+pid_t owner; /* if a signal ends a child, the child must not undo its parent's changes */
 
 } // namespace
 
