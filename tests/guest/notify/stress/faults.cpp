@@ -4,9 +4,11 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <string>
 
@@ -105,22 +107,31 @@ void faults::sometimes(const std::function<void()> &in) const
 		;
 }
 
-void faults::after_bytes(unsigned int bytes, const std::function<void()> &in) const
+bool faults::in_threads(const std::string &name, unsigned int later,
+			const std::function<void()> &in) const
 {
-	const auto set = [](const char *attribute, const std::string &value) {
-		for (const char *kind : {"failslab", "fail_page_alloc"})
-			std::ofstream(debugfs + kind + "/" + attribute, std::ios::in) << value;
-	};
+	for (const auto &one : std::filesystem::directory_iterator("/proc/self/task")) {
+		std::ifstream file(one.path() / "comm");
+		std::string comm;
 
-	set("task-filter", "N");
-	set("space", std::to_string(bytes));
-	set("times", "1");
-	set("probability", "100");
+		std::getline(file, comm);
+		if (comm == name)
+			std::ofstream(one.path() / "make-it-fail") << 1;
+	}
+	set_all("space", std::to_string(later).c_str());
+	set_all("times", "1");
+	set_all("probability", "100");
 	in();
-	set("probability", "0");
-	set("times", "-1");
-	set("space", "0");
-	set("task-filter", "Y");
+	set_all("probability", "0");
+	const bool failed = std::any_of(kinds.begin(), kinds.end(), [](const char *kind) {
+		int left = -1;
+
+		std::ifstream(debugfs + kind + "/times") >> left;
+		return left == 0;
+	});
+	set_all("times", "-1");
+	set_all("space", "0");
+	return failed;
 }
 
 } // namespace stress

@@ -7,6 +7,7 @@
 #define STRESS_FAULTS_H
 
 #include <functional>
+#include <string>
 
 namespace stress {
 
@@ -30,10 +31,12 @@ public:
 	void sometimes(const std::function<void()> &in) const;
 
 	/*
-	 * Makes one allocation fail after `in` and other threads have allocated about this many
-	 * bytes. The allocation may belong to any thread, also to a worker of the kernel.
+	 * Makes one allocation fail in the process's threads that have this name, after these
+	 * threads have allocated `later` pages, or `later` bytes of slabs. Returns whether an
+	 * allocation failed.
 	 */
-	void after_bytes(unsigned int bytes, const std::function<void()> &in) const;
+	bool in_threads(const std::string &name, unsigned int later,
+			const std::function<void()> &in) const;
 
 private:
 	bool possible_ = false;
