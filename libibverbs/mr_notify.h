@@ -39,8 +39,8 @@ struct ibv_pd;
  * SUSPENDED when the registration has pages again. Bits 0-7 must be 0 when the word is
  * registered. The kernel does not check these bits, and settling does not clear bits that
  * were set before. Before a word goes to another MR, call ibv_unreg_mr_notify() or
- * ibv_dereg_mr(), and clear these bits. Bits 8-63 belong to the application, which must
- * change the word with atomic operations only. The kernel never changes these bits.
+ * ibv_dereg_mr(), and then clear these bits. Bits 8-63 belong to the application, which
+ * must change the word with atomic operations only. The kernel never changes these bits.
  */
 enum ibv_mr_notify_bits {
 	/*
@@ -134,7 +134,7 @@ int ibv_reg_mr_notify_reclaim(struct ibv_mr *mr, uint64_t *word, uint64_t in_use
  * ibv_unreg_mr_notify - Stop notification for a registration
  * @mr: A registration with a word
  *
- * When the call has returned 0, the kernel does not write the word any more. The word
+ * When the call has returned 0, the kernel does not access the word any more. The word
  * keeps its last value, and may be registered again. If the registration is suspended,
  * the call first restores it like ibv_settle_mr_notify().
  *
@@ -194,7 +194,7 @@ enum ibv_mr_notify_attr_mask {
  * poll() on the eventfd. Each word counts once when it becomes INVALID, for any reason.
  * If a word is INVALID when the call returns, the word counts, too. Before the system
  * call that takes the memory away returns, the kernel sets INVALID and then adds 1 to
- * changes. Soon afterwards the kernel adds 1 to the eventfd.
+ * changes. The kernel adds 1 to the eventfd soon after it has set INVALID.
  */
 struct ibv_mr_notify_attr {
 	uint64_t  comp_mask;	/* enum ibv_mr_notify_attr_mask: which fields below are valid */
@@ -208,8 +208,8 @@ struct ibv_mr_notify_attr {
 	uint64_t *changes;
 	int	  event_fd;	/* an eventfd(2); may be closed after the call */
 	/*
-	 * The idle time in ms, which needs in_use. When a registration was idle for one to two
-	 * idle times, the kernel suspends it. If the field is 0 or not valid, there is no idle
+	 * The idle time in ms, which needs in_use. The kernel suspends the registration one to
+	 * two idle times after its last use. If the field is 0 or not valid, there is no idle
 	 * time. Values below 20 and above 1,000,000 are rounded to these limits.
 	 */
 	uint32_t  idle_ms;
