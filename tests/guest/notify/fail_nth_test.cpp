@@ -170,8 +170,10 @@ TEST_CASE("faults: the shrinker fails and the MR stays usable", "[fault injectio
 	const device on;
 
 	const unsigned int places = at_each_place([&](unsigned int n) {
-		/* Leaves only our shrinker with work: a failure would break the guest's file
-		 * system. */
+		/*
+		 * Leaves only our shrinker with work. A failure in the guest's file system would
+		 * break it.
+		 */
 		write_system_file("/proc/sys/vm/drop_caches", "2");
 		suspendable it(on);
 
