@@ -266,7 +266,7 @@ public:
 		push(&pending, i);
 	}
 
-	/* Checks at most `most` entries of an owner. Evicts and returns an idle entry, or returns 0. */
+	/* Checks up to `most` entries of an owner. Evicts and returns an idle one, or returns 0. */
 	uint32_t evict(uint32_t o, uint32_t most = LOOKS)
 	{
 		/* If a reader takes a reference first, try the next entry. */

@@ -34,7 +34,7 @@ public:
 		double deepest = 0;
 		request best = want;
 
-		/* A peer's key covers only the request. Two ranges of one page each can't overlap partly. */
+		/* A peer's key covers only the request. One-page ranges can't overlap partly. */
 		if (want.access & (RIGHTS ^ MR_CACHE_LOCAL_WRITE) || size <= Env::page_mask() + 1 ||
 		    size >= largest)
 			return want;

@@ -40,7 +40,7 @@ struct mr_cache_request {
 	uint32_t access;
 	uint32_t index; /* as in struct mr_cache_ref */
 	uint32_t generation;
-	bool merged; /* a union of ranges; don't evict for it, because the request alone needs less room */
+	bool merged; /* a union of ranges; don't evict for it: the request alone needs less */
 };
 
 /*
