@@ -302,6 +302,15 @@ class Making(unittest.TestCase):
         self.assertEqual([line for line in lines if line not in told], [])
         self.assertIn(f"version={dkms.version()} release=$(uname -r)", told)
 
+    def test_the_hooks_of_the_kernel_stay_as_they_are(self):
+        for name, sum_of_all_versions in (
+                ("kernel-postinst",
+                 "08c2965e1f7730bcd01a77827e963eb462b8df6a42bc5d3d0fca8850b9b69011"),
+                ("kernel-preinst",
+                 "cb396b620feba30997fa03cd53018585f7b44a57a7bd916b2b49ee0d508d8ef9")):
+            path = os.path.join(REPO, "buildlib/packaging/dkms", name)
+            self.assertEqual(fetch.sha256(path), sum_of_all_versions, name)
+
     def test_holds_our_files_and_hooks_only(self):
         deb, = dkms.make()
         listed = subprocess.run(["dpkg-deb", "-c", deb], text=True, check=True,
