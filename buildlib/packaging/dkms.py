@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The DKMS package of the kernel half: rdma-mr-notify-dkms, for all releases of Linux 6.12.
+"""The DKMS package of the kernel half: rdma-mr-notify-dkms, for the releases of Linux 6.12 and 7.3.
 
-It holds our files, fixes and hooks, but no source of Linux: for each release dkms takes the source
-from linux-source-6.12 (dkms/tree). It builds every module of this kernel that uses ib_core
-(dkms/modules). With CONFIG_MODVERSIONS a kernel refuses to load its own RDMA modules together with
-ours, because our struct ib_device_ops changes the checksum of every symbol that refers to it. A
-kernel with a module that is not in kernel_modules.USERS keeps its own modules.
+It has a folder of our files, fixes and hooks for each of the two versions, but no source of Linux:
+dkms takes the source of a kernel's release from linux-source-6.12 or linux-source-7.3 (dkms/tree).
+It builds every module of this kernel that uses ib_core (dkms/modules). With CONFIG_MODVERSIONS a
+kernel refuses to load its own RDMA modules together with ours, because our struct ib_device_ops
+changes the checksum of every symbol that refers to it. A kernel with a module that is not in
+kernel_modules.USERS keeps its own modules.
 
 The version is upstream's version of the library, then "+mrnotify" and our revision, as for the
 library packages: 56.1+mrnotify3. REVISION is the revision of the next release.
@@ -26,6 +27,9 @@ FILES = os.path.splitext(os.path.abspath(__file__))[0]      # our files for the 
 FOLDERS = tuple(kernel_modules.USERS)
 # Modules that the package brings because a distribution may not build them.
 ADDED = ("siw",)
+# {version of Linux: its name in buildlib/upstream}
+LINUX = {fetch.read_pin(name)["package"].rpartition("-")[2]: name
+         for name in fetch.versions("linux")}
 SOURCE = "usr/src/@NAME@-@VERSION@"
 # {path of a file: (our file, its mode)}; @WORDS@ in both are replaced.
 TEMPLATES = {
@@ -50,11 +54,11 @@ def version():
 
 
 def patterns():
-    """The files that keep-source unpacks from a linux-source, as arguments of tar."""
+    """The files that keep-source unpacks from a linux-source, as arguments of tar in a shell."""
     kept = ["Makefile", "Documentation/infiniband", *FOLDERS, *kernel_modules.HEADERS,
             *("include/trace/events/" + name for name in kernel_modules.TRACE_HEADERS),
             *(folder + "/*.h" for folder in kernel_modules.neighbours(FOLDERS))]
-    return " \\\n\t".join(f"'linux-source-6.12/{name}'" for name in kept)
+    return " \\\n\t".join(f'"linux-source-$linux/{name}"' for name in kept)
 
 
 def make_line():
@@ -68,7 +72,11 @@ def words():
     arch = subprocess.run(["dpkg", "--print-architecture"], text=True, check=True,
                           stdout=subprocess.PIPE).stdout.strip()
     return {"NAME": NAME, "VERSION": version(), "ARCH": arch, "MAKE": make_line(),
-            "PATTERNS": patterns(), "FOLDERS": "|".join(FOLDERS), "ADDED": " ".join(ADDED)}
+            "PATTERNS": patterns(), "FOLDERS": "|".join(FOLDERS), "ADDED": " ".join(ADDED),
+            "LINUX": " ".join(LINUX), "LINUX_NAMES": " and ".join(LINUX),
+            "SOURCES": " | ".join(f"linux-source-{linux}" for linux in LINUX),
+            "TRIGGERS": "\n".join(f"interest-noawait /usr/src/linux-source-{linux}.tar.xz"
+                                  for linux in LINUX)}
 
 
 def fill(text, values):
@@ -84,21 +92,24 @@ def write(path, content, mode=0o644):
     os.chmod(path, mode)
 
 
+def stage_linux(place, name):
+    """Write our files and patches for a version of Linux."""
+    write(os.path.join(place, "ours/Kbuild"), kernel_modules.kbuild(FOLDERS))
+    for target, path in overlay.our_files(name, fetch.REPO).items():
+        write(os.path.join(place, "ours", target), fetch.read(path))
+    for path in overlay.patches_of(name):
+        topic = os.path.relpath(path, os.path.join(fetch.REPO, "kernel-patches"))
+        write(os.path.join(place, topic), overlay.text_of(path, name))
+
+
 def stage(root):
     """Lay out the files of the package below `root`; return the name of its .deb file."""
     values = words()
     for target, (name, mode) in TEMPLATES.items():
         with open(os.path.join(FILES, name), encoding="utf-8") as text:
             write(os.path.join(root, fill(target, values)), fill(text.read(), values), mode)
-    source = os.path.join(root, fill(SOURCE, values))
-    write(os.path.join(source, "ours/Kbuild"), kernel_modules.kbuild(FOLDERS))
-    files = {os.path.relpath(path, os.path.join(fetch.REPO, "kernel-patches")): path
-             for path in overlay.patches_of("linux")}
-    files.update({"ours/" + name: path
-                  for name, path in overlay.our_files("linux", fetch.REPO).items()})
-    for name, path in files.items():
-        os.makedirs(os.path.dirname(os.path.join(source, name)), exist_ok=True)
-        shutil.copyfile(path, os.path.join(source, name))
+    for linux, name in LINUX.items():
+        stage_linux(os.path.join(root, fill(SOURCE, values), linux), name)
     return f"{NAME}-dkms_{values['VERSION']}_{values['ARCH']}.deb"
 
 

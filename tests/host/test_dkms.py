@@ -69,8 +69,8 @@ STUB_HOOK = """\
 --- a/Makefile
 +++ b/Makefile
 @@ -1,3 +1,4 @@
- VERSION = 6
- PATCHLEVEL = 12
+ VERSION = {}
+ PATCHLEVEL = {}
  SUBLEVEL = 1
 +EXTRAVERSION = -ours
 """
@@ -238,7 +238,7 @@ class Life(unittest.TestCase):
     def test_refuses_another_kernel(self):
         text, status = self.said("other-refused")
         self.assertEqual(status, 77, text)
-        self.assertIn(f"not for kernel {OTHER}: this package is for Linux 6.12",
+        self.assertIn(f"not for kernel {OTHER}: this package is for Linux 6.12 and 7.3",
                       self.said("install")[0])
 
     def test_another_kernel_installs_all_the_same(self):
@@ -318,14 +318,18 @@ class Making(unittest.TestCase):
         self.assertFalse([line for line in listed if line.startswith("l")])
         inside = {line.rpartition("/usr/src/")[2].partition("/")[2] for line in listed
                   if "/usr/src/" in line and not line.endswith("/")}
-        ours = set(overlay.our_files("linux", REPO))
-        self.assertIn("drivers/infiniband/core/umem_notify.c", ours)
-        self.assertEqual({path.removeprefix("ours/") for path in inside
-                          if path.startswith("ours/")}, ours | {"Kbuild"})
-        hooks = [path for path in inside if path.startswith(("fixes/", "notify/", "paging/"))]
-        self.assertEqual(set(hooks), {os.path.relpath(path, os.path.join(REPO, "kernel-patches"))
-                                      for path in overlay.patches_of("linux", REPO)})
-        self.assertLessEqual(len(inside) - len(ours) - len(hooks) - 1, 8)
+        for folder, linux in {"6.12/": "linux", "7.3/": "linux-7.3"}.items():
+            with self.subTest(linux=linux):
+                theirs = {path.removeprefix(folder) for path in inside if path.startswith(folder)}
+                inside = {path for path in inside if not path.startswith(folder)}
+                ours = set(overlay.our_files(linux, REPO))
+                self.assertIn("drivers/infiniband/core/umem_notify.c", ours)
+                self.assertEqual({path.removeprefix("ours/") for path in theirs
+                                  if path.startswith("ours/")}, ours | {"Kbuild"})
+                self.assertEqual({path for path in theirs if not path.startswith("ours/")},
+                                 {os.path.relpath(path, os.path.join(REPO, "kernel-patches"))
+                                  for path in overlay.patches_of(linux, REPO)})
+        self.assertLessEqual(len(inside), 8)
 
 
 class Mishaps(unittest.TestCase):
@@ -345,7 +349,8 @@ class Mishaps(unittest.TestCase):
         cls.addClassCleanup(namespace.remove, cls.folder)
         cls.stub = os.path.join(cls.folder, "stub")
         os.mkdir(cls.stub)
-        cls.pack_source()
+        for linux in dkms.LINUX:
+            cls.pack_source(linux)
         cls.pack("good", "bad")
         with mock.patch.object(dkms, "version", lambda: cls.next):
             cls.pack("next")
@@ -354,14 +359,16 @@ class Mishaps(unittest.TestCase):
             raise AssertionError(text)
 
     @classmethod
-    def pack_source(cls):
-        """A linux-source-6.12.tar.xz with a file for each pattern of keep-source."""
-        with tarfile.open(os.path.join(cls.stub, "linux-source-6.12.tar.xz"), "w:xz") as archive:
+    def pack_source(cls, linux):
+        """A linux-source-LINUX.tar.xz with a file for each pattern of keep-source."""
+        path = os.path.join(cls.stub, f"linux-source-{linux}.tar.xz")
+        with tarfile.open(path, "w:xz") as archive:
             for name in shlex.split(dkms.patterns().replace("\\\n", "")):
-                name = name.replace("*", "x")
+                name = name.replace("*", "x").replace("$linux", linux)
                 content = b""
                 if name.endswith("/Makefile"):
-                    content = b"VERSION = 6\nPATCHLEVEL = 12\nSUBLEVEL = 1\n"
+                    content = ("VERSION = {}\nPATCHLEVEL = {}\nSUBLEVEL = 1\n"
+                               .format(*linux.split(".")).encode())
                 elif not os.path.splitext(os.path.basename(name))[1]:
                     name += "/x.c"
                 entry = tarfile.TarInfo(name)
@@ -379,9 +386,11 @@ class Mishaps(unittest.TestCase):
         with mock.patch.object(dkms, "make_line", lambda: STUB_MAKE):
             dkms.stage(root)
             source = os.path.join(root, dkms.fill(dkms.SOURCE, dkms.words()))
-        for folder in ("fixes", "notify", "paging"):
-            shutil.rmtree(os.path.join(source, folder))
-        dkms.write(os.path.join(source, "notify", "0001-stub.patch"), STUB_HOOK)
+        for linux in dkms.LINUX:
+            for folder in ("fixes", "notify", "paging"):
+                shutil.rmtree(os.path.join(source, linux, folder))
+            dkms.write(os.path.join(source, linux, "notify", "0001-stub.patch"),
+                       STUB_HOOK.format(*linux.split(".")))
         control = os.path.join(root, "DEBIAN/control")
         with open(control, encoding="utf-8") as text:
             lines = [line for line in text if not line.startswith(("Depends", "Recommends"))]
@@ -481,6 +490,23 @@ class Mishaps(unittest.TestCase):
         for release in self.kernels:
             self.assertEqual(text.count(f"-u -k {release}\n"), 2, text)
             self.assertIn(f"not for kernel {release}: the source of Linux 6.12.1 is not here", text)
+
+    def test_a_kernel_of_the_other_version_gets_its_own_files(self):
+        text = self.after(
+            f"{self.unbuild}"
+            'sed -i "/MAJOR/s/6/7/; /PATCHLEVEL/s/12/3/" '
+            '"/lib/modules/$ONE/build/include/generated/uapi/linux/version.h"\n'
+            '"$HOOK" "$ONE"; echo then; cp /srv/stub/linux-source-7.3.tar.xz /usr/src/\n'
+            '"$HOOK" "$ONE"; dkms status; ls "/var/lib/$NAME"\n'
+            '"$SOURCE/dkms/tree" "$ONE" "/lib/modules/$ONE/build" /tree; cat /tree/Makefile\n'
+            'cmp "$SOURCE/7.3/ours/drivers/infiniband/core/umem_notify_compat.h" '
+            "/tree/drivers/infiniband/core/umem_notify_compat.h")
+        before, _, then = text.partition("then\n")
+        self.assertIn("the source of Linux 7.3.1 is not here", before)
+        self.assertIn("linux-source-7.3 is not installed", before)
+        self.assertEqual(then.count(self.installed), len(self.kernels), text)
+        self.assertLessEqual({"6.12.1.tar.gz", "7.3.1.tar.gz"}, set(then.split()))
+        self.assertIn("VERSION = 7\nPATCHLEVEL = 3\nSUBLEVEL = 1\nEXTRAVERSION = -ours\n", then)
 
     def test_a_hook_that_the_administrator_changed_stops_nothing(self):
         for change, hook in (('echo "# ours" >>"$HOOK"', '"$HOOK"'), ('rm "$HOOK"', ":"),
@@ -617,14 +643,15 @@ class Mishaps(unittest.TestCase):
                 self.assertNotIn("it has no RDMA", text)
 
     def test_files_that_are_kept_of_the_source(self):
-        again = 'echo again; "$SOURCE/dkms/keep-source"\n'
+        again = 'echo again; "$SOURCE/dkms/keep-source" 6.12\n'
         text = self.after('echo "# more" >>"$SOURCE/dkms/keep-source"\n'
                           'mkdir "/var/lib/$NAME/new.x"\n'
                           f'{again}{again}[ ! -e "/var/lib/$NAME/new.x" ]')
         self.assertEqual(text.count("taking the RDMA folders"), 1, text)
-        self.after('cd "/var/lib/$NAME"; mkdir /lib/modules/6.12.0\n'
-                   'touch 6.11.9.tar.gz 6.12.0.tar.gz 6.12.2.tar.gz 6.12.3.tar.gz; rm seen\n'
-                   '"$SOURCE/dkms/keep-source"; ls 6.12.0.tar.gz; [ ! -e 6.11.9.tar.gz ]')
+        self.after('cd "/var/lib/$NAME"; mkdir /lib/modules/6.12.0; rm seen-*\n'
+                   'touch 7.3.1.tar.gz; for last in 0 2 3 4; do touch 6.12.$last.tar.gz; done\n'
+                   '"$SOURCE/dkms/keep-source" 6.12\n'
+                   'ls 6.12.0.tar.gz 6.12.3.tar.gz 7.3.1.tar.gz; [ ! -e 6.12.2.tar.gz ]')
 
 
 if __name__ == "__main__":
