@@ -293,8 +293,9 @@ class Making(unittest.TestCase):
         self.assertIn("it has no RDMA", text)
 
     def test_the_page_builds_a_module_from_elsewhere_as_was_tried(self):
-        with open(os.path.join(REPO, "tests/lab/dkms_life"), encoding="utf-8") as text:
-            tried = re.search(r"^must foreign .*\n((?:.*\n)*?)\t' sh", text.read(), re.MULTILINE)
+        with open(os.path.join(REPO, "tests/lab/dkms_root"), encoding="utf-8") as text:
+            tried = re.search(r"^\tmust foreign .*\n((?:.*\n)*?)\t\t' sh", text.read(),
+                              re.MULTILINE)
         with open(os.path.join(REPO, "Documentation/install.md"), encoding="utf-8") as text:
             told = [line.strip() for line in text]
         lines = [line.strip() for line in tried.group(1).splitlines()]

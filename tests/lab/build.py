@@ -53,7 +53,7 @@ def fingerprint(machine):
     patterns = [os.path.join(HERE, "*.py"), os.path.join(HERE, "enter"),
                 os.path.join(HERE, "machines/*.toml")]
     if machine.dkms:
-        patterns += [os.path.join(HERE, "dkms_life"), os.path.join(REPO, "buildlib/package"),
+        patterns += [os.path.join(HERE, "dkms_*"), os.path.join(REPO, "buildlib/package"),
                      os.path.join(REPO, "buildlib/packaging/dkms.py"),
                      os.path.join(REPO, "buildlib/packaging/dkms/*")]
     patterns += [os.path.join(HERE, "configs", name + ".config") for name in machine.configs]
@@ -191,8 +191,7 @@ def live_with_dkms(machine):
     os.makedirs(ccache, exist_ok=True)
     archive = os.path.join(machine.folder, "archive")
     old, new = (release for release, _ in kernel_archive.make(archive))
-    command = [os.path.join(HERE, "dkms_life"), machine.dkms_life, archive, old, new, deb,
-               ccache]
+    command = [os.path.join(HERE, "dkms_life"), machine.dkms_life, deb, ccache, archive, old, new]
     log = os.path.join(machine.folder, "life.log")
     with step(f"dkms: {os.path.basename(deb)}, from {old} to {new} (log: {log})"):
         run(command if os.getuid() == 0 else ["sudo", *command], log)
