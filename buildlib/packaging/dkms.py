@@ -120,8 +120,10 @@ def make():
         root = os.path.join(PLACE, "dkms")
         shutil.rmtree(root, ignore_errors=True)
         name = stage(root)
-        # The same files make the same package.
-        subprocess.run(["dpkg-deb", "--root-owner-group", "--build", root, PLACE], check=True,
+        # The same files make the same package. An earlier package may be in use.
+        new = os.path.join(PLACE, f".{name}.new")
+        subprocess.run(["dpkg-deb", "--root-owner-group", "--build", root, new], check=True,
                        stdout=subprocess.DEVNULL, env={**os.environ, "SOURCE_DATE_EPOCH": "0"})
+        os.replace(new, os.path.join(PLACE, name))
         shutil.rmtree(root)
     return [os.path.join(PLACE, name)]
