@@ -108,20 +108,21 @@ class Release:
                         [(self.build_folder(), BUILD, "rw")], stdin=subprocess.DEVNULL,
                         stdout=log, stderr=subprocess.STDOUT)
 
-    def layers(self):
+    def layers(self, fresh):
         """[(name, the text from which the layer is made, the function that makes it)]."""
         base = "\n".join([VARIANT, *self.sources()])
+        setup = base + read(os.path.join(REPO, "buildlib/packages"))
         return [("base", base, self.make_base),
-                ("setup", base + read(os.path.join(REPO, "buildlib/packages")), self.make_setup)]
+                *([] if fresh else [("setup", setup, self.make_setup)])]
 
-    def outdated(self):
+    def outdated(self, fresh):
         """The layers that are missing, or were made from another text."""
-        return [(name, content, how) for name, content, how in self.layers()
+        return [(name, content, how) for name, content, how in self.layers(fresh)
                 if read(os.path.join(self.place, name + ".made")) != content]
 
-    def make(self):
+    def make(self, fresh):
         """Make the outdated layers. The caller holds the lock exclusively."""
-        for name, content, how in self.outdated():
+        for name, content, how in self.outdated(fresh):
             with build.step(f"{self.name}: {name} (log: {self.log})"), \
                     open(self.log, "w", encoding="utf-8") as log:
                 status = how(log)
@@ -132,15 +133,18 @@ class Release:
                 made.write(content)
 
     @contextlib.contextmanager
-    def ready(self):
-        """A context in which the root is up to date and does not change. Its users share a lock."""
+    def ready(self, fresh=False):
+        """A context in which the root is up to date and does not change. Its users share a lock.
+
+        Yields its layers, the uppermost first. With `fresh` only the fresh machine.
+        """
         with open(os.path.join(self.place, ".lock"), "w", encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH)
-            while self.outdated():
+            while self.outdated(fresh):
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                self.make()
+                self.make(fresh)
                 fcntl.flock(lock, fcntl.LOCK_SH)
-            yield
+            yield [self.base] if fresh else [os.path.join(self.setup, "upper"), self.base]
 
     @contextlib.contextmanager
     def temporary(self):
@@ -154,7 +158,7 @@ class Release:
     def command(self, script, fresh=False, kernel="", shared=()):
         """Run a script on the root; return its status. See tests/lab/on for the options."""
         with contextlib.ExitStack() as kept:
-            kept.enter_context(self.ready())
+            lower = kept.enter_context(self.ready(fresh))
             place = kept.enter_context(self.temporary())
             binds = [(self.build_folder(place if fresh else "", kernel), BUILD, "rw"),
                      *((path, path, "rw") for path in shared)]
@@ -163,5 +167,4 @@ class Release:
                 kept.enter_context(build.ready(machine))
                 version = fetch.version_file(machine.linux, BUILD)
                 binds += [(machine.folder, machine.folder, "rw"), (version, version, "ro")]
-            lower = [self.base] if fresh else [os.path.join(self.setup, "upper"), self.base]
             return self.run(place, lower, script, binds)
