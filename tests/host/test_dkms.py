@@ -1,10 +1,11 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The DKMS package, after tests/lab/dkms_life has installed, updated and removed it.
+"""The DKMS package, after tests/lab/dkms_life installed it, updated its kernel, and removed it.
+After tests/lab/dkms_update did so on Debian 13, with an update to Linux 7.3 and back.
 
-dkms_life runs once for each state of the package, and keeps its outputs (build/lab/dkms/life). This
-test checks the outputs. The guest `dkms` loads the modules into a kernel
-(tests/guest/dkms_modules).
+Both run once for each state of the package and keep their outputs (build/lab/dkms/life,
+build/lab/dkms-next/life), which are checked here. The guests `dkms` and `dkms-next` load the
+modules into a kernel (tests/guest/dkms_modules).
 """
 import glob
 import io
@@ -76,21 +77,17 @@ STUB_HOOK = """\
 """
 
 
-class Life(unittest.TestCase):
-    """The administrator's view."""
+class Outputs:
+    """What such a program has left. The subclass names the machine."""
 
     @classmethod
     def setUpClass(cls):
-        machine = machines.load("dkms")
+        machine = machines.load(cls.machine)
         with build.ready(machine):
             pass
         cls.folder = machine.dkms_life
-        with fetch.locked(fetch.BUILD):
-            package = kernel_package.unpack()
-        cls.new = package.release
-        version = fetch.linux_version(fetch.BUILD)
-        cls.old = cls.new.replace(kernel_archive.point(version),
-                                  kernel_archive.point(kernel_archive.older(version)))
+        with fetch.locked(fetch.BUILD, machine.linux):
+            cls.new = kernel_package.unpack(upstream=machine.linux).release
 
     def users(self, tree):
         """The modules of a tree that use RDMA, and the modules that the package adds."""
@@ -132,7 +129,7 @@ class Life(unittest.TestCase):
         before, after, ours = self.files(stock), self.files(tree), self.users(stock)
         moved = {kernel_package.module_name(name) for name, inode in before.items()
                  if name not in after or not replaced and after[name] != inode}
-        aside = ours if "Original modules exist" in self.said("upgraded-status")[0] else set()
+        aside = ours if "Original modules exist" in self.said("installed-status")[0] else set()
         self.assertEqual(sorted(moved - aside)[:9], [])
         added = {kernel_package.module_name(path): os.path.dirname(path)
                  for path in set(after) - set(before)}
@@ -143,19 +140,6 @@ class Life(unittest.TestCase):
         """The tree has only the distribution's modules."""
         self.assertFalse([path for path in self.files(tree) if path.startswith("updates/")])
         self.assertNotIn("updates/", self.dependencies(tree))
-
-    def test_installs(self):
-        text, status = self.said("install")
-        self.assertEqual(status, 0, text)
-        self.assertEqual(self.installed_lines("installed-status"), [self.old])
-        self.assertNotIn(dkms.NAME, self.said("before")[0])
-        self.has_our_modules("installed-old", "stock-old")
-
-    def test_an_upgrade_of_the_kernel_keeps_it(self):
-        text, status = self.said("upgrade")
-        self.assertEqual(status, 0, text)
-        self.assertEqual(sorted(self.installed_lines("upgraded-status")), [self.old, self.new])
-        self.has_our_modules("installed", "removed", replaced=True)
 
     def version_of_a_symbol(self, path):
         """The checksum of ib_register_client that a module was built against."""
@@ -176,16 +160,6 @@ class Life(unittest.TestCase):
         self.assertEqual(status, 0)
         self.assertIn("/updates/dkms/", text)
 
-    def test_the_source_of_the_older_kernel_is_kept(self):
-        text, status = self.said("kept")
-        self.assertEqual(status, 0, text)
-
-    def test_removing_a_kernel_removes_its_modules(self):
-        text, status = self.said("purge-old")
-        self.assertEqual(status, 0, text)
-        self.assertEqual(self.installed_lines("purged-status"), [self.new])
-        self.assertFalse(os.path.exists(os.path.join(self.folder, "modules", self.old)))
-
     def test_no_module_is_left_with_the_wrong_core(self):
         ours = 0
         for line in self.dependencies("installed").splitlines():
@@ -196,6 +170,42 @@ class Life(unittest.TestCase):
             else:
                 self.assertNotIn("updates/dkms/", needed, path)
         self.assertEqual(ours, len(self.users("removed")))
+
+
+class Life(Outputs, unittest.TestCase):
+    """The administrator's view."""
+
+    machine = "dkms"
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        version = fetch.linux_version(fetch.BUILD)
+        cls.old = cls.new.replace(kernel_archive.point(version),
+                                  kernel_archive.point(kernel_archive.older(version)))
+
+    def test_installs(self):
+        text, status = self.said("install")
+        self.assertEqual(status, 0, text)
+        self.assertEqual(self.installed_lines("installed-status"), [self.old])
+        self.assertNotIn(dkms.NAME, self.said("before")[0])
+        self.has_our_modules("installed-old", "stock-old")
+
+    def test_an_upgrade_of_the_kernel_keeps_it(self):
+        text, status = self.said("upgrade")
+        self.assertEqual(status, 0, text)
+        self.assertEqual(sorted(self.installed_lines("upgraded-status")), [self.old, self.new])
+        self.has_our_modules("installed", "removed", replaced=True)
+
+    def test_the_source_of_the_older_kernel_is_kept(self):
+        text, status = self.said("kept")
+        self.assertEqual(status, 0, text)
+
+    def test_removing_a_kernel_removes_its_modules(self):
+        text, status = self.said("purge-old")
+        self.assertEqual(status, 0, text)
+        self.assertEqual(self.installed_lines("purged-status"), [self.new])
+        self.assertFalse(os.path.exists(os.path.join(self.folder, "modules", self.old)))
 
     def test_without_the_source_a_kernel_is_left_alone(self):
         point = self.new.partition("+")[0]
@@ -255,6 +265,43 @@ class Life(unittest.TestCase):
         self.assertEqual(self.said("left"), ("", 0))
 
 
+class Update(Outputs, unittest.TestCase):
+    """Debian 13's kernel, then the kernel of its backports, and back."""
+
+    machine = "dkms-next"
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.old, = set(os.listdir(os.path.join(cls.folder, "modules"))) - {cls.new}
+
+    def test_installs(self):
+        self.assertRegex(self.old, r"^6\.12\.")
+        self.assertEqual(self.installed_lines("installed-status"), [self.old])
+        self.has_our_modules("installed-old", "stock-old")
+
+    def test_the_update_builds_them(self):
+        self.assertRegex(self.new, r"^7\.3\.")
+        self.assertEqual(sorted(self.installed_lines("updated-status")), [self.old, self.new])
+        self.has_our_modules("installed", "removed", replaced=True)
+
+    def test_the_update_leaves_the_other_kernel_alone(self):
+        self.assertEqual(self.files("updated-old"), self.files("installed-old"))
+
+    def test_kernels_get_their_own_modules_back(self):
+        for step, tree in (("undo", "removed"), ("remove", "removed-old")):
+            text, status = self.said(step)
+            self.assertEqual(status, 0, text)
+            self.is_left_alone(tree)
+        self.assertEqual(self.said("verify"), ("", 0))
+
+    def test_back(self):
+        self.assertEqual(sorted(self.installed_lines("again-status")), [self.old, self.new])
+        self.assertEqual(self.installed_lines("back-status"), [self.old])
+        self.assertFalse(os.path.exists(os.path.join(self.folder, "modules", self.new)))
+        self.has_our_modules("back", "stock-old")
+
+
 class Making(unittest.TestCase):
     """The package itself, and its check of a kernel."""
 
@@ -293,15 +340,22 @@ class Making(unittest.TestCase):
         self.assertIn("it has no RDMA", text)
 
     def test_the_page_builds_a_module_from_elsewhere_as_was_tried(self):
-        with open(os.path.join(REPO, "tests/lab/dkms_root"), encoding="utf-8") as text:
-            tried = re.search(r"^\tmust foreign .*\n((?:.*\n)*?)\t\t' sh", text.read(),
-                              re.MULTILINE)
-        with open(os.path.join(REPO, "Documentation/install.md"), encoding="utf-8") as text:
-            told = [line.strip() for line in text]
+        script = fetch.read(os.path.join(REPO, "tests/lab/dkms_root"))
+        tried = re.search(r"^\tmust foreign .*\n((?:.*\n)*?)\t\t' sh", script, re.MULTILINE)
+        page = fetch.read(os.path.join(REPO, "Documentation/install.md"))
+        told = [line.strip() for line in page.splitlines()]
         lines = [line.strip() for line in tried.group(1).splitlines()]
         self.assertEqual(len(lines), 4)
         self.assertEqual([line for line in lines if line not in told], [])
         self.assertIn(f"version={dkms.version()} release=$(uname -r)", told)
+
+    def test_the_page_updates_to_the_kernel_of_the_backports_as_was_tried(self):
+        script = fetch.read(os.path.join(REPO, "tests/lab/dkms_update"))
+        page = fetch.read(os.path.join(REPO, "Documentation/install.md"))
+        told = re.findall(r"^ +sudo (apt .*7\.3.*)$", page, re.MULTILINE)
+        self.assertEqual([line.split()[1] for line in told], ["install", "purge"])
+        self.assertEqual([line for line in told if not re.search(
+            rf"^must \w+ {re.escape(line)}$", script, re.MULTILINE)], [])
 
     def test_the_hooks_of_the_kernel_stay_as_they_are(self):
         for name, sum_of_all_versions in (

@@ -53,7 +53,7 @@ class CommandLine(unittest.TestCase):
                 self.assertIn(said, done.stderr)
 
     def test_kernels_that_cannot(self):
-        for kernel in ("dkms", "pvrdma"):
+        for kernel in ("dkms", "dkms-next", "pvrdma"):
             done = subprocess.run([RUN, "--kernel", kernel, "--nodes", "2", "--", "true"],
                                   capture_output=True, text=True, check=False)
             self.assertEqual((done.returncode, done.stdout, done.stderr),

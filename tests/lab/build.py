@@ -180,8 +180,9 @@ def make_from_package(machine):
 
 
 def live_with_dkms(machine):
-    """Make the DKMS package. tests/lab/dkms_life installs it, updates the kernel, and removes
-    it."""
+    """Make the DKMS package. tests/lab/dkms_life installs it, updates the kernel, and removes it.
+    On another release tests/lab/dkms_update does.
+    """
     done = subprocess.run([os.path.join(REPO, "buildlib/package"), "dkms"], text=True,
                           stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, check=False)
     if done.returncode:
@@ -189,12 +190,21 @@ def live_with_dkms(machine):
     deb = done.stdout.splitlines()[-1]
     ccache = compiler_cache.folder()
     os.makedirs(ccache, exist_ok=True)
-    archive = os.path.join(machine.folder, "archive")
-    old, new = (release for release, _ in kernel_archive.make(archive))
-    command = [os.path.join(HERE, "dkms_life"), machine.dkms_life, deb, ccache, archive, old, new]
     log = os.path.join(machine.folder, "life.log")
-    with step(f"dkms: {os.path.basename(deb)}, from {old} to {new} (log: {log})"):
-        run(command if os.getuid() == 0 else ["sudo", *command], log)
+    with contextlib.ExitStack() as kept:
+        if machine.release:
+            import releases     # imports this module.  pylint: disable=import-outside-toplevel
+            layer, = kept.enter_context(releases.Release(machine.release).ready(fresh=True))
+            program, more = "dkms_update", [layer, fetch.linux_version(BUILD, name=machine.linux)]
+            change = f"to {more[-1]} on {machine.release}"
+        else:
+            archive = os.path.join(machine.folder, "archive")
+            old, new = (release for release, _ in kernel_archive.make(archive))
+            program, more = "dkms_life", [archive, old, new]
+            change = f"from {old} to {new}"
+        command = [os.path.join(HERE, program), machine.dkms_life, deb, ccache, *more]
+        with step(f"dkms: {os.path.basename(deb)}, {change} (log: {log})"):
+            run(command if os.getuid() == 0 else ["sudo", *command], log)
 
 
 def up_to_date(machine):

@@ -41,6 +41,7 @@ class Machine:
     boot_modules: list[str] = dataclasses.field(default_factory=list)
     modules: list[str] = dataclasses.field(default_factory=list)
     dkms: bool = False          # package: has the modules that our DKMS package installed
+    release: str = ""           # dkms: the release of Debian where it did; "": on this machine
     load: list[str] = dataclasses.field(default_factory=list)       # modprobe, in the guest
     nodes: bool = True          # two guests of it can be connected
     arch: str = ""              # tree: ARCH= of its build
@@ -70,7 +71,7 @@ class Machine:
 
     @property
     def dkms_life(self):
-        """The folder with the result of tests/lab/dkms_life."""
+        """The folder with the result of tests/lab/dkms_life or dkms_update."""
         return os.path.join(self.folder, "life")
 
     @property

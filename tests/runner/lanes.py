@@ -157,7 +157,7 @@ def host_tests():
     """A step for each file of tests/host. `more` has the needs of some, and long times."""
     more = {"test_abi": {"needs": ("debs",), "seconds": 90},
             "test_packages": {"needs": ("debs",), "seconds": 60},
-            "test_dkms": {"needs": ("kernel dkms",)},
+            "test_dkms": {"needs": ("kernel dkms", "kernel dkms-next")},
             "test_architectures": {"seconds": 40},
             "test_lab_run": {"needs": ("kernel um", "kernel debian"), "seconds": 60},
             "test_lab_emulator": {"needs": ("kernel debian",), "seconds": 40},
@@ -203,6 +203,7 @@ BUILDS = {
     "kernel debian": Build("tests/lab/run --prepare --kernel debian", seconds=120),
     "kernel stock": Build("tests/lab/run --prepare --kernel stock", ("kernel debian",), 10),
     "kernel dkms": Build("tests/lab/run --prepare --kernel dkms", ("kernel debian",), 300),
+    "kernel dkms-next": Build("tests/lab/run --prepare --kernel dkms-next", seconds=500),
     "kernel next-um": Build("tests/lab/run --prepare --kernel next-um", seconds=240),
     "kernel next": Build("tests/lab/run --prepare --kernel next", seconds=150),
     "kernel debug": Build("tests/lab/run --prepare --kernel debug", seconds=420),
@@ -352,7 +353,13 @@ LANES = {
         [MATRIX, *on_siw(MATRIX), NOTIFY_AND_CACHE,
          Step("modules", "tests/guest/dkms_modules build/lab/dkms/life/removed", results.lines)],
         guest="--kernel dkms", needs=("fork", "kernel dkms"), seconds=200),
-    # KASAN is slow, so only the matrix and programs with threads, exits or errors run.
+    # The same on Linux 7.3, after an update of Debian 13's kernel.
+    "dkms-next": Lane(
+        [MATRIX, *on_siw(MATRIX), NOTIFY_AND_CACHE,
+         Step("modules", "tests/guest/dkms_modules build/lab/dkms-next/life/removed",
+              results.lines)],
+        guest="--kernel dkms-next", needs=("fork", "kernel dkms-next"), seconds=200),
+    # KASAN is slow, so only programs with threads, exits or errors run, and the matrix.
     "debug": Lane(
         [CLOCK, KASAN, MATRIX,
          *guest_programs("contract", "word", "changes", "revoke", "rights", "worker", "lifetime",
