@@ -122,6 +122,21 @@ class Ready(unittest.TestCase):
         self.assertEqual(self.use(), "2")
         self.assertEqual(self.made, ["1", "2"])
 
+    def test_objects_of_another_machine(self):
+        """The first build begins with a copy of the objects of the other machine, which is made
+        first; later builds keep the machine's own objects."""
+        other, odp = machines.load("next-um"), machines.load("next-odp")
+        objects = {one.name: os.path.join(one.folder, "build", "objects") for one in (other, odp)}
+        self.assertEqual(odp.objects_of, other.name)
+        os.makedirs(os.path.dirname(objects[other.name]))
+        with open(objects[other.name], "w", encoding="utf-8") as out:
+            out.write("1")
+        build.copy_objects(odp, os.path.dirname(objects[odp.name]))
+        self.assertEqual((build.read(objects[odp.name]), self.made), ("1", ["1"]))
+        os.unlink(objects[odp.name])
+        build.copy_objects(odp, os.path.dirname(objects[odp.name]))
+        self.assertEqual(build.read(objects[odp.name]), "")
+
     def test_failed(self):
         """A machine is not up to date after its build failed."""
         def fail():

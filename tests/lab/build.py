@@ -10,6 +10,7 @@ import fcntl
 import glob
 import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ import debian
 import initramfs
 import kconfig
 import kernel_archive
-from machine import BUILD, HERE, REPO, LabError
+from machine import BUILD, HERE, REPO, LabError, load
 
 sys.path.insert(0, os.path.join(REPO, "buildlib"))
 import compiler_cache  # noqa: E402  pylint: disable=wrong-import-position
@@ -128,11 +129,25 @@ def hooked_tree(*options, linux="linux"):
     return done.stdout.splitlines()[-1]
 
 
+def copy_objects(machine, out):
+    """Begin with the objects of a machine with nearly the same configuration: make compiles only
+    files whose options differ.
+    """
+    if machine.objects_of and not os.path.exists(out):
+        other = load(machine.objects_of)
+        with ready(other):
+            copy = out + ".copy"
+            shutil.rmtree(copy, ignore_errors=True)
+            shutil.copytree(os.path.join(other.folder, "build"), copy, symlinks=True)
+            os.rename(copy, out)
+
+
 def make_from_tree(machine):
     """Configure and build the hooked source."""
     with step("kernel source"):
         tree = hooked_tree(linux=machine.linux)
     out = os.path.join(machine.folder, "build")
+    copy_objects(machine, out)
     command = ["make", "-C", tree, f"ARCH={machine.arch}", f"O={out}", *machine.make_options]
     env = kernel_modules.compiler_environment()
     env["KCFLAGS"] += " -w -pipe"   # test_series checks warnings

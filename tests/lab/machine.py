@@ -48,6 +48,7 @@ class Machine:
     target: str = ""            # tree: make target and the program that it makes
     make_options: list[str] = dataclasses.field(default_factory=list)       # tree: more for make
     configs: list[str] = dataclasses.field(default_factory=list)
+    objects_of: str = ""        # tree: another machine, whose objects the first build begins with
 
     @property
     def folder(self):
