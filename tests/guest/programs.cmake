@@ -33,7 +33,7 @@ add_guest_tests(notify guest_support changes contract in_use interleaving lifeti
   observe offline race reclaim revoke transfer word worker)
 add_guest_tests(cache guest_support adversary cache differential idle nested owner peer pressure)
 add_guest_tests(paging odp_support odp odp_memory odp_oracle odp_packets odp_stress odp_wait)
-add_guest_tests(upstream guest_support errors fuzz invalidate lookup lossy qp_state retransmit retransmit_answers
+add_guest_tests(upstream guest_support errors fuzz invalidate lookup lossy odp_upstream qp_state retransmit retransmit_answers
   rights siw wqe_ring)
 
 # guest_contract runs this program in its cases with many mappings.
