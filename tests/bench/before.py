@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Measure the core of this checkout and of another one, in turns, and print the ratios.
+"""Measure the cores of this checkout and of another checkout in turns, and print the ratios.
 
-Only a ratio within one run on one machine shows whether a change made the cache faster or slower,
-because figures of two runs differ by more. Both programs are this checkout's benchmark, compiled
-with the headers and the core of each checkout. For each row the programs take turns, each in a new
-process, so that no row pays for memory that another row left. tests/bench/run --before calls this
-script.
+Figures of two runs differ by more than the effect of most changes. So only a ratio within one run
+on one machine shows whether a change made the cache faster or slower. The benchmark of this
+checkout is compiled twice: with the headers and the core of this checkout, and with those of the
+other checkout. For each row the two programs take turns, each in a new process. So memory that
+another row left does not make a row slower. tests/bench/run --before calls this script.
 """
 import argparse
 import json

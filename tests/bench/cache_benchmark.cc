@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The costs of the cache's core through its C boundary, with a registrar that costs nothing. The
+ * Measures the cache's core through its C interface, with a registrar that costs nothing. The
  * benchmark uses only mr_cache_core.h of the core, so that tests/bench/run --before can compile it
- * with the core of another checkout. Nanoseconds of one operation:
- *  hit/LAYOUT/N        acquire and release one of N buffers, in a random order, which is repeated
- *                      each time (layouts.h)
+ * with the core of another checkout. Each row has the nanoseconds of one operation:
+ *  hit/LAYOUT/N        acquire and release one of N buffers (layouts.h), in a random order that is
+ *                      repeated
  *  hit/unordered/N     like hit, in an order that is never repeated
  *  hit/part/N          like hit, with 32 KiB at a random place in each buffer of 64 KiB
- *  hit/same/N          like hit, all threads with the same buffers
+ *  hit/same/N          like hit, but all threads use the same buffers
  *  miss                an acquire that registers, and its release; 1,000 entries at most
- *  evict/OWNERS/N      misses of owners in turns; each owner has N entries, its limit
- *  full/N              an acquire that is refused, because N entries, the limit, are in use
+ *  evict/OWNERS/N      misses of OWNERS owners in turns; each owner has N entries, which is its
+ *                      limit
+ *  full/N              an acquire that is refused, because the limit is N entries, and N are in use
  *  flush_pd/N          flush a PD without entries, after there were N entries
  *  query/N             query an owner without entries, after there were N entries
- * Lower limits for a hit:
+ * These rows are lower limits for a hit:
  *  atomics             two atomic operations on one word
  *  atomics_same/N      two atomic operations on one of N words, by all threads
  *  search/N            two atomic operations on one of N words, found by binary search
@@ -40,7 +41,10 @@ using layouts::buffer;
 
 constexpr uint64_t BASE = 0x7f0000000000, LENGTH = layouts::usual, MANY = 100000, MOST = 1000000;
 constexpr int MOST_THREADS = 16;
-/* With these rights any policy may round the range of a request and serve a part of the range. */
+/*
+ * With only local rights, each policy may round the range of a request, and may serve a part of a
+ * registration.
+ */
 constexpr uint32_t ACCESS = MR_CACHE_LOCAL_WRITE;
 
 /* The core uses addresses to name PDs and owners. PDs are at least four bytes apart. */
@@ -51,7 +55,9 @@ struct party {
 
 std::atomic<uint64_t> made{0}, gone{0};
 
-/* This struct is as large as a struct verbs_mr, which also stores the reference of the cache. */
+/*
+ * Like struct verbs_mr, this struct stores the cache's reference. Both structs have the same size.
+ */
 struct registration {
 	void *owner;
 	uint32_t index;
@@ -265,7 +271,10 @@ void atomics(benchmark::State &state)
 
 std::vector<line> shared_lines(1000);
 
-/* The limit if two threads use the same buffers, because the other CPU may have the cache line. */
+/*
+ * Measures the lower limit for threads that use the same buffers. The cache line of a buffer may be
+ * in the cache of the other CPU.
+ */
 void atomics_same(benchmark::State &state)
 {
 	const std::vector<buffer> asked = order(state, shares::same);
@@ -398,8 +407,9 @@ template <make_layout Make> Benchmark *add_hit(const std::string &name, work bod
 
 void add_all()
 {
-	/* The large numbers come last, because entries that a cache once held may still make it
-	 * slower. */
+	/*
+	 * The large numbers come last, because a cache that once held many entries may stay slower.
+	 */
 	add("flush_pd", flush_pd, leave_behind)->Arg(1)->Iterations(100);
 	add("query", query, leave_behind)->Arg(1)->Iterations(100);
 	add("miss", miss, setup_alone);
@@ -448,7 +458,10 @@ void add_all()
 
 } // namespace
 
-/* For a part of a registration, returns the whole mr. libibverbs would make a view. */
+/*
+ * If the request is a part of a registration, returns the mr of the whole registration. libibverbs
+ * would make a view.
+ */
 extern "C" void *mr_cache_on_miss(void *pd, uint64_t addr, uint64_t length, uint32_t access,
 				  mr_cache_ref part)
 {

@@ -16,7 +16,7 @@ REPETITIONS = 5
 REPEAT = ["--benchmark_format=json", f"--benchmark_repetitions={REPETITIONS}",
           "--benchmark_min_time=0.1"]
 ONE, TWO = "/real_time/threads:1", "/real_time/threads:2"
-# Columns of the table: title in the plot
+# {column of the table: its title in the plot}
 COLUMNS = {"limit": "bare atomics", "core": "ours, the core", "verbs (um)": "ours, the verbs (um)",
            "memhooks (um)": "libfabric memhooks (um)", "uffd (um)": "libfabric userfaultfd (um)",
            "UCX": "UCX rcache"}
@@ -57,8 +57,8 @@ def run(program, *options, kernel=None, environment=None, field="cpu_time"):
 
 
 def one_by_one(program, wanted):
-    """Like run(), but each row has its own process, because a cache may keep tables that another
-    row made large.
+    """Like run(), but each row has its own process. Otherwise a row might use tables of the cache
+    that an earlier row made large.
 
     The value of a row that can't run is None.
     """

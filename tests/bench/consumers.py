@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """A hit through the caches of libfabric and UCX, with the kernel's word and with hooks.
 
-buildlib/consumers builds both libraries, so each way is the same build of the same cache. All ways
-run at the same time in a guest of one processor. The guest's kernel gives each way a few
-milliseconds in turn, and counts the time of each way. This machine may be a virtual machine whose
-processors are threads of a shared core. Then its speed changes by a factor of 1.7 from second to
-second, and ways that run one after the other get different speeds. Each turn places memory
-elsewhere (shuffled.h). tests/bench/run calls this script, with the names of the libraries, or
-without names for both.
+buildlib/consumers builds both libraries, and all ways of a library use the same build. All ways run
+at the same time in a guest of one processor. The guest's kernel gives each way a few milliseconds
+in turn, and counts the time of each way. This machine may be a virtual machine whose processors are
+threads of a shared core. Then its speed changes by a factor of 1.7 from second to second, and ways
+that run one after the other get different speeds. Each turn uses other addresses (shuffled.h).
+tests/bench/run calls this script with the names of libraries. Without names, the script measures
+both libraries.
 """
 import json
 import os

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The costs of MR notification, for its users and for others: prints the tables of costs.md.
+"""Measure what MR notification costs its users and others, and print the tables of costs.md.
 
 The figures of Documentation/costs.md must be easy to repeat, also on another machine.
 In all tables except the last, a ratio compares two times in the same guest. The last table compares
-Debian's own modules with ours: two guests take turns, and the best round counts. tests/bench/run
-calls this script.
+Debian's own modules with ours. For this table two guests take turns, and the best round counts.
+tests/bench/run calls this script.
 """
 import json
 import os

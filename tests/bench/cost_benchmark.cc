@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The costs of notification for a program while it does not use notification. For each operation
- * OP/STATE/N:
+ * Measures how registrations, with and without notification, slow down operations of the process.
+ * In the row OP/STATE/N the process has one of these states:
  *  never       the process has no registration (also runs on a kernel without notification)
  *  registered  N registrations without a word: the cost of pinning alone
  *  armed       N registrations, each with its own word
@@ -13,7 +13,8 @@
  *  - munmap of 16 registered pages, and of 10,000 pages with a registration each
  *  - the end of a process with these 10,000 registrations
  *  - registering 16 pages
- * slab_bytes is the kernel's memory for each registration, measured over the last registrations.
+ * slab_bytes is the kernel memory for a registration, on average over the registrations that a row
+ * added.
  */
 #include <benchmark/benchmark.h>
 #include <sys/mman.h>
@@ -210,7 +211,7 @@ double munmap_own(state what)
 	return unmap(r);
 }
 
-/* Each page is registered, and armed if the state needs it. */
+/* Registers each page, and arms each registration if the state needs it. */
 struct many {
 	explicit many(state what)
 	{
@@ -244,7 +245,10 @@ double munmap_many(state what)
 	return unmap(registered.all);
 }
 
-/* Measures from the request to the process to end until its parent knows that it has ended. */
+/*
+ * The time begins when the parent asks its child to end, and ends when the parent has waited for
+ * the child.
+ */
 double exit_many(state what)
 {
 	int ready[2];
@@ -346,7 +350,7 @@ void add_all(state what, std::size_t count)
 
 } // namespace
 
-/* "never" comes first, because a process that has armed an MR keeps its notifier. */
+/* The state "never" comes first, because a process keeps its notifier after it has armed an MR. */
 int main(int argc, char **argv)
 {
 	add_all(state::never, 0);

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Measure and draw the figures of Documentation/figures: all, or only the named figures.
 
-Another script makes each figure. The figure shows its command, the day and the CPU. tests/bench/run
+Each figure has its own script. The figure shows its command, the day and the CPU. tests/bench/run
 calls this script.
 """
 import os

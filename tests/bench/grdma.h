@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
-/* Registrations of Open MPI's btl/ofi in its cache grdma, for a program in C++. */
+/* Lets a C++ program register with Open MPI's cache grdma, as btl/ofi does. */
 #ifndef BENCH_GRDMA_H
 #define BENCH_GRDMA_H
 
@@ -12,8 +12,8 @@ extern "C" {
 #endif
 
 /*
- * Opens a cache that registers in `domain`. Unless btl_ofi_mr_notify is 0, the operations of
- * `asked` tell whether a registration is stale. `asked` may be the same domain.
+ * Opens a cache that registers in `domain`. If btl_ofi_mr_notify is not 0, the cache asks the
+ * domain `asked` whether a registration is stale. `asked` and `domain` may be the same.
  */
 void grdma_open(struct fid_domain *domain, struct fid_domain *asked);
 /* Does the work of btl_register_mem() and btl_deregister_mem(). */

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The cost of a hit as the number of registrations grows: ours, libfabric's and UCX's, in a figure.
+"""Draw how the cost of a hit grows with the number of registrations: ours, libfabric's, UCX's.
 
 The programs run in a guest whose clock counts instructions, so that other load on this machine does
-not matter. libfabric and UCX are Debian's. Each row has its own process. tests/bench/run calls this
-script.
+not matter. The libfabric and UCX are Debian's. Each row has its own process. tests/bench/run calls
+this script.
 """
 import json
 import os
@@ -16,7 +16,7 @@ from programs import OUT
 COUNTS = (1, 10, 100, 1000, 10000)
 LIMITS = {"FI_MR_CACHE_MAX_COUNT": "200000", "FI_MR_CACHE_MAX_SIZE": "-1"}
 # Way: (program, its benchmark, environment)
-# In a way with "below", the library has no cache, as with ibv_mr_cache --env.
+# In a way with "below", the library's own cache is off, as ibv_mr_cache --env sets it.
 WAYS = {
     "ours: ibv_reg_mr": ("verbs", "hit/apart", {}),
     "UCX, hooks": ("ucx_md", "ucx_md", {}),

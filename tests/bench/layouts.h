@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Positions of a program's buffers, on which the cost of a hit depends. Each layout is a function
- * that returns N buffers, always the same buffers:
+ * The cost of a hit depends on the positions of a program's buffers. Each layout is a function that
+ * returns N buffers, always at the same positions:
  *  apart     one after the other, 64 KiB each
- *  guarded   one after the other, with a guard page after each, so 17 pages apart
+ *  guarded   one after the other, each with a guard page behind it: 17 pages apart
  *  random    1 byte to 256 KiB, at any address; several may be in one page
- *  heap      from malloc: nine of 16 to 1,024 bytes, then a buffer of 4 to 256 KiB
+ *  heap      from malloc: nine buffers of 16 to 1,024 bytes, then one buffer of 4 to 256 KiB
  *  inside    random pages of one registration of 1 GiB
  */
 #ifndef BENCH_LAYOUTS_H

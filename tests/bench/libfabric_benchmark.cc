@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * libfabric's registration cache for an application: fi_mr_reg + fi_close on libfabric's verbs
- * provider. FI_MR_CACHE_MONITOR chooses memhooks or userfaultfd. Other rows measure misses
+ * Measures libfabric's registration cache as an application uses it: fi_mr_reg + fi_close on the
+ * verbs provider. FI_MR_CACHE_MONITOR chooses memhooks or userfaultfd. Other rows measure misses
  * (renewed.h) and idle registrations (idle.h).
  */
 #include <benchmark/benchmark.h>

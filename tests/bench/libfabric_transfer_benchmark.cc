@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The messages of rotation.h by libfabric's verbs provider: fi_mr_reg + fi_write + fi_close for
- * each message over a connected endpoint. FI_MR_CACHE_MONITOR chooses libfabric's cache (memhooks,
- * userfaultfd) or none (disabled); RDMAV_MR_CACHE=remote uses ours below.
+ * Sends the messages of rotation.h with libfabric's verbs provider. Each message takes fi_mr_reg +
+ * fi_write + fi_close on a connected endpoint. FI_MR_CACHE_MONITOR chooses libfabric's cache
+ * (memhooks, userfaultfd) or no cache (disabled). RDMAV_MR_CACHE=remote uses libibverbs' cache
+ * below libfabric.
  */
 #include <rdma/fi_cm.h>
 #include <rdma/fi_domain.h>
@@ -19,13 +20,15 @@ namespace {
 
 constexpr uint64_t access_flags = FI_WRITE | FI_REMOTE_WRITE;
 
-/* Finds the guest's soft-RoCE device, to listen there (FI_SOURCE) or to connect (0). */
+/*
+ * Finds the guest's soft-RoCE device. The flag FI_SOURCE is for listening, and 0 is for connecting.
+ */
 fi_info *find(uint64_t flags)
 {
 	return find_verbs("10.0.0.1", "7471", flags);
 }
 
-/* Both ends of a connection, in one domain, because this process is its own peer. */
+/* This process is its own peer, so this class has both ends of a connection, in one domain. */
 class sender {
 public:
 	sender()

@@ -2,9 +2,9 @@
 """The cost of a hit and of a miss in instructions, for each way to keep registrations.
 
 A hit finds a registration of 4 KiB. A miss registers 64 KiB that were unmapped and mapped again
-since the last registration; the cost of unmapping and mapping is subtracted. The programs run in a
+after the last registration. The cost of unmapping and mapping is subtracted. The programs run in a
 guest whose clock counts instructions, so that other load of this machine does not matter.
-libfabric, UCX and Open MPI are from buildlib/consumers, so each way has the same build.
+buildlib/consumers builds libfabric, UCX and Open MPI, and all ways of a library use the same build.
 tests/bench/run calls this script.
 """
 import argparse

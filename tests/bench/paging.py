@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Measure on-demand paging: the cost of a fault, and its growth with the address space.
+"""Measure the cost of an on-demand paging fault, and how it grows with the address space.
 
 An MR of all memory looks up each page in the page tables of the process, so its cost might grow
 with the number of mappings. In each guest the ways take turns, and each figure is a median.

@@ -10,8 +10,9 @@ if(lacking)
   return()
 endif()
 
-# The benchmark of the core, compiled as libibverbs compiles it. bench_cache is for this checkout;
-# -DBENCH_BEFORE=PATH adds bench_cache_before, the same source with the core of another checkout.
+# Builds the benchmark of the core with the options with which libibverbs compiles the core.
+# bench_cache is for this checkout. -DBENCH_BEFORE=PATH adds bench_cache_before, which has the same
+# source and the core of the checkout PATH.
 function(add_core_benchmark name checkout)
   file(GLOB core CONFIGURE_DEPENDS ${checkout}/libibverbs/mr_cache/*.cc)
   add_executable(${name} bench/cache_benchmark.cc ${core})

@@ -38,8 +38,8 @@ def run(command, environment=None):
 
 
 def lab(kernel, command, *options, environment=None):
-    """Like run(), in a guest. If its kernel reports a problem, or it takes too long, return
-    None.
+    """Like run(), but in a guest. If the guest's kernel reports a problem, or the command takes too
+    long, return None.
     """
     return run([LAB, "--kernel", kernel, "--no-checks", *options, "--", *command], environment)
 
@@ -59,7 +59,7 @@ def values(said, field):
 
 
 def gnuplot(commands):
-    """Run commands, one a line."""
+    """Run gnuplot with commands, one on each line."""
     subprocess.run(["gnuplot"], input=commands, text=True, check=True)
 
 

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * How misses are measured for each cache. A row registers, releases, unmaps and maps 64 KiB again,
- * by functions of libc, which hooks see. The row renewed/nothing has no registration. The other
- * rows take longer by the cost of a miss, which includes noticing the change. Each cache also has
- * another registration, which stays. Without this registration the kernel would unpin the page of
- * the words each time that the last registration ends. Real caches are rarely empty.
+ * Measures the misses of each cache. A row registers and releases 64 KiB, unmaps the memory, and
+ * maps it again. It calls libc for this, so hooks see the change. The row renewed/nothing has no
+ * registration. The cost of a miss is the time of another row minus the time of renewed/nothing. It
+ * includes noticing the change. Each cache also has a second registration, which stays. Without the
+ * second registration the kernel would unpin the page of the words each time that the last
+ * registration ends. Real caches are rarely empty.
  */
 #ifndef BENCH_RENEWED_H
 #define BENCH_RENEWED_H

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Messages from buffers in turn. Each buffer is registered before its message is sent, and
- * deregistered afterwards, as a communication library does for a program with several large
- * buffers. The parameter Sender registers and sends:
+ * Sends messages from several buffers in turn. Each buffer is registered before its message is
+ * sent, and deregistered afterwards, as a communication library does for a program with several
+ * large buffers. The parameter Sender registers and sends:
  *
  *   void start(std::byte *addr, std::size_t length)   register, post a write
  *   void finish()                                     wait for the oldest write, deregister
@@ -35,7 +35,7 @@ constexpr std::size_t buffers = 8;
 constexpr std::size_t largest = std::size_t{16} << 20;
 constexpr std::size_t area = buffers * largest;
 
-/* New memory with its pages present; the process keeps it until it ends. */
+/* Returns new memory whose pages are present. The memory is never freed. */
 inline std::byte *memory(std::size_t length)
 {
 	void *addr = mmap(nullptr, length, PROT_READ | PROT_WRITE,
@@ -82,9 +82,10 @@ void rounds(benchmark::State &state, Sender &sender, std::size_t outstanding,
 }
 
 /*
- * turns/SIZE: the ways take turns, so that changes of the machine's speed affect all ways. A turn
- * is a round with four messages at a time; the order changes each time. Each way except the first
- * has a counter: the median of its throughput divided by the throughput of the first way.
+ * In the row turns/SIZE the ways take turns, so that changes of the machine's speed affect all
+ * ways. A turn is a round with four messages at a time. The order of the ways changes each time.
+ * Each way except the first has a counter, which is the median of its throughput divided by the
+ * throughput of the first way.
  */
 template <class Sender> void take_turns(const std::vector<std::pair<std::string, Sender *>> &ways)
 {
@@ -124,7 +125,7 @@ template <class Sender> void take_turns(const std::vector<std::pair<std::string,
 		->UseRealTime();
 }
 
-/* The row NAME/latency/SIZE sends one message at a time, NAME/bandwidth/SIZE sends four. */
+/* The row NAME/latency/SIZE sends one message at a time, and NAME/bandwidth/SIZE sends four. */
 template <class Sender> void add(const std::string &name, Sender &sender)
 {
 	const auto used = std::make_shared<std::set<std::size_t>>();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * How hits are measured for each cache. The buffers are used in a random order. Before the clock
- * starts, the order is chosen, and each buffer is used once.
+ * Measures the hits of each cache. The buffers are used in a random order. Before the clock starts,
+ * the order is chosen, and each buffer is used once.
  */
 #ifndef BENCH_SHUFFLED_H
 #define BENCH_SHUFFLED_H
@@ -19,10 +19,10 @@
 #include <cstdlib>
 
 /*
- * Moves later allocations by BENCH_SHIFT pages. In User Mode Linux addresses are not random. So if
- * two lines conflict in a CPU cache (on Zen: if their addresses hash to the same tag), they
- * conflict in each process. At four of 16,384 positions of a line, a hit is 7 to 44 ns slower, with
- * any library.
+ * Moves later allocations by BENCH_SHIFT pages. In User Mode Linux addresses are not random, so two
+ * lines that conflict in a CPU cache conflict in each process. (On Zen, lines conflict if their
+ * addresses hash to the same tag.) At four of 16,384 positions of a line, a hit is 7 to 44 ns
+ * slower, with any library.
  */
 inline void shift_layout()
 {

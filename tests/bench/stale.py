@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The share of messages with old bytes under Debian's Open MPI and MPICH, by cache, in a figure.
+"""Draw the share of messages with old bytes under Debian's Open MPI and MPICH, for each cache.
 
-Runs tests/mpi/compare.py in a guest: 20 messages from a buffer that is unmapped and mapped again
-before each message. The results are counts, so other load does not matter. tests/bench/run calls
-this script.
+Runs tests/mpi/compare.py in a guest. It sends 20 messages from a buffer that is unmapped and mapped
+again before each message. The results are counts, so other load does not matter. tests/bench/run
+calls this script.
 """
 import json
 import os

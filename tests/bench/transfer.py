@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Measure transfers from rotating buffers with the registration in their path, and plot them.
+"""Measure and plot transfers from several buffers in turn, including each buffer's registration.
 
 The cost of a hit says little about the gain of a program. Here the buffer of each message is
-registered, written to the peer by RDMA over soft-RoCE, and deregistered. This is done with each
-cache and without a cache. For the limit, all buffers are registered before the first message. In
-each guest the ways take turns, and the best turn of each way counts, because other load only adds
-time. tests/bench/run calls this script.
+registered, written to the peer by RDMA over soft-RoCE, and deregistered. There is a way for each
+cache, and a way without a cache. One more way, the limit, registers all buffers before the first
+message. In each guest the ways take turns, and the best turn of each way counts, because other load
+only adds time. tests/bench/run calls this script.
 """
 import json
 import os
@@ -31,7 +31,7 @@ WAYS = {
     "libfabric userfaultfd": (LIBFABRIC + "userfaultfd", "libfabric_transfer", ""),
     "libfabric on ours": (LIBFABRIC + "disabled RDMAV_MR_CACHE=remote", "libfabric_transfer", ""),
 }
-MESSAGES = 8    # in an iteration: rotation.h's buffers
+MESSAGES = 8    # in an iteration, one for each buffer of rotation.h
 
 
 def script(kernel, folder):

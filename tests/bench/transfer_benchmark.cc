@@ -6,9 +6,9 @@
  *  cached       ibv_reg_mr with IBV_ACCESS_CACHED + ibv_dereg_mr around each message
  *  all          one MR of all memory at both ends, if the device has it
  *  dropped      like all, but the pages of both ends are dropped before each message
- * In the row turns, registered, cached and all take turns, a round each, so that the ratios do not
- * depend on the load. "dropped" does not take part, because it would make cached registrations
- * stale.
+ * In the row "turns" the ways registered, cached and all take turns, a round each, so that the
+ * ratios do not depend on the load. The way dropped does not take part, because it would make
+ * cached registrations stale.
  */
 #include <sched.h>
 #include <sys/mman.h>

@@ -8,24 +8,23 @@
  *  found        two atomic operations on a word after a look-up: an address leads to a hint, the
  *               hint to an entry, the entry to a struct ibv_mr, and the struct back to the entry,
  *               without calls and checks. A cache that returns a pointer can't do less.
- *  hit/LAYOUT/N ibv_reg_mr + ibv_dereg_mr of one of N cached buffers, in a random order (User Mode
- *               Linux: native speed). The layouts are in layouts.h, but with smaller buffers: one
- *               page for apart and guarded, 256 MiB for inside. hit/part uses 32 KiB at a random
- *               place in each buffer of 64 KiB. This part has its own struct ibv_mr. hit/threads
- *               runs 2 or 16 threads in a guest with 2 CPUs, and measures the CPU time. Each
- *               thread has its own N buffers.
- *               Counters, in nanoseconds: low, median and high are the 10th, 50th and 90th
- *               percentile of 40 measurements of 262,144 hits each
- *  miss/SIZE    a cached ibv_reg_mr that has to register. It takes turns with an uncached
- *               ibv_reg_mr of the same buffer, so both have the same work before and around them.
- *               The cache has another registration, because a real cache is not empty at a miss.
- *               Counters: plain and miss are medians in nanoseconds, ratio is the ratio of these
- *               medians, and ratio_of_fast is the ratio of the 10th percentiles.
- *               ibv_reg_notified_mr() takes turns with both (notified). notified_by_miss is the
- *               ratio of notified to miss.
+ *  hit/LAYOUT/N ibv_reg_mr + ibv_dereg_mr of one of N cached buffers, in a random order (in User
+ *               Mode Linux at native speed). layouts.h has the layouts. Here they have smaller
+ *               buffers: one page for apart and guarded, 256 MiB for inside. hit/part uses 32 KiB
+ *               at a random place in each buffer of 64 KiB. This part has its own struct ibv_mr.
+ *               hit/threads runs 2 or 16 threads in a guest with 2 CPUs, and measures the CPU time.
+ *               Each thread has its own N buffers. Counters, in nanoseconds: low, median and high
+ *               are the 10th, 50th and 90th percentile of 40 measurements of 262,144 hits each
+ *  miss/SIZE    a cached ibv_reg_mr that has to register. Cached and uncached calls for the same
+ *               buffer take turns, so both are measured under the same conditions. The cache has
+ *               another registration, because a real cache is not empty at a miss. Counters: plain
+ *               and miss are medians in nanoseconds, ratio is the ratio of these medians, and
+ *               ratio_of_fast is the ratio of the 10th percentiles. A third call in turn is
+ *               ibv_reg_notified_mr(). Its median is notified, and notified_by_miss is the ratio of
+ *               notified to miss.
  *  renewed/WAY  a miss after the memory was mapped again (renewed.h). WAY is plain, cached or
  *               notified. The way notified is a cache above the verbs, which checks the word of an
- *               entry, and ends the MR when the word is INVALID.
+ *               entry, and deregisters the MR if the word is INVALID.
  *  idle/...     the cost of an idle registration (idle.h), with the RDMAV_MR_CACHE of the
  *               environment
  */
@@ -167,8 +166,8 @@ double quantile(std::vector<double> &of, double part)
 }
 
 /*
- * Measures only the two verbs and finding the next buffer. No check of the calls is needed, because
- * they have succeeded before.
+ * The measured time includes only the two verbs and the choice of the next buffer. The calls are
+ * not checked, because they have succeeded before.
  */
 auto in_turn(const std::vector<layouts::buffer> &asked, int access)
 {
@@ -293,7 +292,10 @@ range the_buffer(std::size_t length)
 	return {m.registered().addr, length};
 }
 
-/* The guest's kernel reads its clock from a device, which takes longer than the measured calls. */
+/*
+ * Reads the CPU's time stamp. The guest's kernel reads its clock from a device, which takes longer
+ * than the measured calls.
+ */
 uint64_t ticks()
 {
 	return __builtin_ia32_rdtsc();

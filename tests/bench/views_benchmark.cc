@@ -2,14 +2,16 @@
 /*
  * Views of one buffer are overlapping ranges of the buffer. Each view is registered with local
  * rights and deregistered, through the verbs, on a real device in a guest.
- *  views/WAY/N     N views of 256 KiB, spread over 1 GiB, in a random order: an iteration uses all
- *                  views again. The counter first_ms is the time of the first use of all views.
- *  slide/WAY       4,000 windows of 256 KiB over 16 MiB, each one page after the last window. An
- *                  iteration begins with an empty cache, slides, and ends all idle registrations
+ *  views/WAY/N     N views of 256 KiB, spread over 1 GiB. An iteration uses all views once more, in
+ *                  a random order. The counter first_ms is the time of the first use of all views.
+ *  slide/WAY       4,000 windows of 256 KiB over 16 MiB. Each window begins one page after the
+ *                  previous window. An iteration begins with an empty cache, uses all windows, and
+ *                  ends all idle registrations
  *  neighbours/WAY  like slide, with 64 KiB and no page in common: misses near other entries
- * WAY is plain (without the cache) or cached. Counters: registered and again are the registrations
- * of the first and the second use; pinned (in MiB) and entries are values after all views are
- * deregistered. In a guest with --count-instructions the times are instructions:
+ * WAY is plain (without the cache) or cached. The counters registered and again are the numbers of
+ * registrations in the first and in the second use. The counters pinned (in MiB) and entries are
+ * read after all views are deregistered. In a guest with --count-instructions the times are
+ * instructions:
  *  tests/lab/run --kernel debian --count-instructions --no-checks --memory 3G -- \
  *      build/tests/bench_views --benchmark_min_time=0.01
  * The guest needs 3 GiB of memory. RDMAV_MR_CACHE must not be set.
