@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Print tests/mutations.toml, the mistakes that the tests catch, as tables of Markdown.
 
-WORD is a part of the name of a file, function or program, and selects rows:
-umem_notify.c, fixes/0410, reclaim.
+WORD is a part of the name of a file, function or program, and selects its rows, for example
+umem_notify.c, fixes/0410 or reclaim.
 """
 import argparse
 import os
@@ -29,7 +29,7 @@ def topics(text):
 
 
 def has(row, words):
-    """Does a name of the row contain one of the words?"""
+    """Does the row have a name that contains one of the words?"""
     of_row = [*row["function"], *sum(row["function"].values(), []), *row["case"]]
     return any(word in name for word in words for name in of_row)
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Print the results of a library's tests with the kernel's word and with hooks.
 
-If a test fails with the word and with hooks, it is printed with both results, and is skipped. A
-crash with the word is a failure, except if the same test also crashes with hooks in this run.
+If a test fails with the word and with hooks, this module prints both results, and reports the test
+as skipped. A crash with the word is a failure, except if the same test also crashes with hooks in
+this run.
 """
-# A crash is rare. After a crash with the word, the test runs so many more times with hooks.
+# Crashes are rare. So after a crash with the word, the test runs this many more times with hooks.
 CRASH_TRIES = 5
 
 

@@ -20,8 +20,8 @@ REPO = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
 BUILT = os.path.join(REPO, "build/consumers/fabtests")
 LIBRARY = os.path.join(REPO, "build/consumers/libfabric/lib")
 ADDRESS = "10.0.0.1"
-# The tests get one message size, because without it they need buffers of 512 MB and more. The tests
-# in UNSIZED lack the option -S.
+# All tests use one message size, because their default sizes need buffers of 512 MB and more. The
+# tests in UNSIZED lack the option -S.
 UNSIZED = ("^fi_msg$", "^fi_msg_epoll", "^fi_msg_sockets", "^fi_rdm$", "^fi_rdm -U", "av_xfer",
            "cm_data", "cq_data", "recv_cancel", "shared_ctx")
 SIZED = ("_bw", "flood", "inject", "multi", "peek", "pingpong", "unexpected",
@@ -39,17 +39,17 @@ TRIES = 5
 SMALL = {"FI_UNIVERSE_SIZE": "4", "FI_OFI_RXM_MSG_TX_SIZE": "128", "FI_OFI_RXM_MSG_RX_SIZE": "128",
          "FI_OFI_RXM_TX_SIZE": "256", "FI_OFI_RXM_RX_SIZE": "256"}
 KINDS = {"Pass": "pass", "Fail": "fail"}
-# If the peer closes first, ofi_rxm posts a receive to an endpoint that ofi_rxm has just closed, and
+# If the peer closes first, ofi_rxm posts a receive to an endpoint that it has just closed. Then it
 # may crash after the client has printed its result (libfabric's issue 11828).
 CRASH = re.compile(r"server_stdout: \|\n.*Segmentation fault[\s\S]*client_stdout: \|\n +bytes ")
-# These tests also fail with hooks. The first test opens 32,768 completion queues, until memory is
-# short. The last test enables an endpoint that is not connected, and passes only if a signal comes
-# before this.
+# These tests also fail with hooks. fi_cq_test opens 32,768 completion queues, until memory is
+# short. sighandler_test enables an endpoint that is not connected, and passes only if a signal
+# comes earlier.
 KNOWN = ("fi_cq_test", "fi_msg_sockets", "fi_shared_ctx", "sighandler_test")
 WORD = "verbs_notify"
 LIMIT = 300     # seconds until a test counts as hung
-# The script uses ps to find the processes to kill, and ps fails because User Mode Linux does not
-# show its boot time.
+# The script finds the processes to kill with ps. In User Mode Linux, which does not show its boot
+# time, ps fails.
 PS = """\
 #!/bin/sh
 [ "$1" != -p ] || exec test -d "/proc/$2"

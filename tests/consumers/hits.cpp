@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * libfabric's registration cache with the monitor verbs_notify. First the program tests single
- * steps. A hit registers nothing, wherever it begins. A search for any registration ends a stale
- * registration. A used registration stays. While a hit waits for the kernel, other hits continue.
+ * libfabric's registration cache with the monitor verbs_notify. First the program tests these rules
+ * one by one. A hit registers nothing, wherever its range begins. Any search ends stale
+ * registrations. A registration in use stays. While a hit waits for the kernel, other hits
+ * continue.
  *
- * Then everything happens at the same time. Threads register parts of a few buffers and keep some
- * of the registrations for a while. Other threads replace the buffers' memory by system calls. The
- * cache has room for a third of the parts. Each registration that the cache returns must cover the
- * request, and must be newer than the last replacement of the memory. No registration may end
- * while a thread has it. At the end no registration is left, and the cache's own counters add up.
+ * Then the program tests everything at the same time. Threads register parts of a few buffers and
+ * keep some of the registrations for a while. Other threads replace the buffers' memory by system
+ * calls. The cache has room for a third of the parts. Each registration that the cache returns must
+ * cover the request, and must be newer than the last replacement of the memory. No registration may
+ * end while a thread has it. At the end no registration is left, and the cache's own counters add
+ * up.
  *
- * The program replaces the verbs below the cache and counts their calls. The counters and locks of
- * the test do not order two threads that only register, so ThreadSanitizer sees a missing order in
- * the cache.
+ * The program replaces the verbs below the cache and counts their calls. Two threads that only
+ * register share no lock or counter of the test. So if the cache itself does not order them,
+ * ThreadSanitizer reports a race.
  */
 #include <infiniband/verbs.h>
 #include <rdma/fi_domain.h>
@@ -61,7 +63,7 @@ thread_local std::function<void()>
 	once_settled; /* called before libfabric gets the kernel's answer */
 
 /*
- * The registrations that the verbs made, by key: for each its buffer, its pages, and the version of
+ * The registrations that the verbs made, by key. Each has its buffer, its pages, and the version of
  * the memory.
  */
 struct registered {
@@ -153,9 +155,8 @@ ibv_mr *ibv_reg_notified_mr(ibv_pd *pd, void *addr, std::size_t length, uint64_t
 }
 
 /*
- * The kernel restores a suspended registration with the present pages. While the word is marked as
- * suspended, no other thread finds the registration. This thread's reference keeps the
- * registration.
+ * The kernel restores a suspended registration with the present pages. While the word is SUSPENDED,
+ * no other thread finds the registration. This thread's reference keeps the registration.
  */
 int ibv_settle_mr_notify(ibv_mr *mr)
 {
@@ -405,9 +406,9 @@ bool steps(fid_domain *domain)
 }
 
 /*
- * A hit finds a SUSPECT registration, which is not stale, and settles it. Before the settling
+ * A hit finds a registration that is SUSPECT but not stale, and settles it. Before the settling
  * returns, another request finds the entry, and then the memory is replaced. If the hit held a lock
- * while settling, the other request would wait forever.
+ * while it settles, the other request would wait forever.
  */
 bool late(fid_domain *domain)
 {
@@ -443,7 +444,9 @@ bool late(fid_domain *domain)
 	return good;
 }
 
-/* Runs `threads` threads that register. If there are several, some of them replace memory. */
+/*
+ * Runs `threads` threads that register. If there are several threads, some of them replace memory.
+ */
 bool everything(std::size_t threads, const std::array<fid_domain *, domains> &opened)
 {
 	std::vector<std::thread> running;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * For LD_PRELOAD: the device that NOT_CAPABLE names hides its notification capability. If
- * ARMING_FAILS is set, arming fails, also while a registration is made. If NOT_REVOCABLE is set,
- * arming for reclaim fails, as on a device that can't revoke. Without this library, all devices of
- * the lab notify and revoke, and arming fails there only when memory is short.
+ * A library for LD_PRELOAD, which hides the notification capability of the device that NOT_CAPABLE
+ * names. If ARMING_FAILS is set, arming fails, also as a part of registering. If NOT_REVOCABLE is
+ * set, arming for reclaim fails, as on a device that can't revoke. Without this library all devices
+ * of the lab notify and revoke, and arming fails only when memory is short.
  */
 #include <infiniband/verbs.h>
 #include <rdma/ib_user_ioctl_cmds.h>

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Tests libfabric's FI_MR_NOTIFY_OPS, which is for caches above fi_mr_reg(). libfabric's own cache
- * is off, or has one of its monitors. Without an argument the program runs itself once for each of
- * these settings, because libfabric chooses the monitor when it is loaded.
+ * Tests libfabric's FI_MR_NOTIFY_OPS, which is for caches above fi_mr_reg(). The tests run without
+ * libfabric's own cache, and with this cache under each of its monitors. libfabric chooses the
+ * monitor when it is loaded. So without an argument the program runs itself once for each of these
+ * settings.
  */
 #include <infiniband/verbs.h>
 #include <rdma/fi_domain.h>
@@ -75,7 +76,7 @@ void result(const char *what, bool good)
 	all_good &= good;
 }
 
-/* Unmaps by a system call that hooks do not see. */
+/* Maps by a system call, which hooks do not see. At an address it replaces the memory there. */
 void *map(void *at, int file = -1)
 {
 	const int flags = (at ? MAP_FIXED : 0) |

@@ -11,9 +11,9 @@ The cases:
 * memory that can't be registered
 * fi_info's description
 
---old is for a libibverbs or a kernel without notification. There libfabric and UCX must behave like
-the original libraries. By default they use hooks. If they may use only notification, they have no
-cache.
+--old is for a libibverbs or a kernel without notification. Then libfabric and UCX must behave like
+the original libraries. By default both libraries use hooks. If a setting allows only notification,
+they have no cache.
 """
 import json
 import os
@@ -33,7 +33,8 @@ UNRELEASED = os.path.join(REPO, "build/tests/consumers_unreleased")
 NOT_CAPABLE = {"LD_PRELOAD": os.path.join(REPO, "build/tests/libconsumers_not_capable.so")}
 OTHER_CANT = {**NOT_CAPABLE, "NOT_CAPABLE": "rxe1"}
 CANT_ARM = {**NOT_CAPABLE, "ARMING_FAILS": "1"}
-# The device claims that it can't revoke, but it can. So it loses registrations that should stay.
+# NOT_REVOCABLE hides that the device can revoke. So the device loses registrations that should
+# stay.
 CANT_REVOKE = {**NOT_CAPABLE, "NOT_REVOCABLE": "1"}
 LIMIT = 600     # seconds until a program counts as hung
 MOST_KEPT = 100     # of 200 stale registrations, if later requests end them
@@ -124,7 +125,8 @@ def check(what, good, said=""):
 def run(case):
     """The checks of one case."""
     before = {device: limited.arms(device) for device in case.expected}
-    # The program is linked with both libraries.
+    # In a case of libfabric, UCX's hooks are off, because the program is linked with both
+    # libraries.
     more = {} if case.library == "ucx" else {"UCX_MEM_EVENTS": "n"}
     done = limited.run(LIMIT, [PROGRAM, case.library, *case.expected],
                        env=environment({**more, **case.environment}))

@@ -18,8 +18,9 @@ target_include_directories(consumers_not_capable SYSTEM PRIVATE ${rdma_core}/inc
 target_link_libraries(consumers_not_capable PRIVATE test_options ${rdma_core}/lib/libibverbs.so)
 add_dependencies(consumers_not_capable essentials)
 
-# Tests of libfabric's cache with threads, also with ThreadSanitizer, and a test of the words that
-# libfabric gives to caches above libfabric. The tests count the verbs that libfabric calls.
+# hits tests libfabric's cache with threads, also with ThreadSanitizer. notify_ops tests the words
+# that libfabric gives to caches above libfabric. Both programs count the verbs that libfabric
+# calls.
 foreach(name hits hits_tsan notify_ops)
   string(REPLACE _tsan "" source ${name})
   add_executable(consumers_${name} consumers/${source}.cpp)

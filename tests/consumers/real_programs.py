@@ -6,9 +6,9 @@ Each program runs with three caches: the cache of libfabric or UCX with hooks, t
 the word (buildlib/consumers), and libibverbs' cache while the library's own cache is off. The
 kernel's count of armings and libibverbs' hits show which cache was used. LAMMPS, Quantum ESPRESSO
 and NWChem do not check their results, so each result must have the digits of a run without a cache.
-With --nodes all programs except MPICH's tests run with a process on each of two nodes
-(tests/lab/run --nodes 2), over Debian's own libraries, which can't use the word. tests/installed/
-has programs that use verbs directly.
+With --nodes (tests/lab/run --nodes 2) each program except MPICH's tests has a process on each node,
+and uses Debian's own libraries, which can't use the word. tests/installed/ has programs that use
+verbs directly.
 """
 import argparse
 import gzip
@@ -153,8 +153,8 @@ def silicon_answer(said):
     return re.findall(r"^!? +total energy +=.*Ry$", said, re.MULTILINE)
 
 
-# Six molecules of water. Global Arrays keep half of each matrix in each process, and move parts of
-# it with Open MPI's two-sided messages.
+# Six molecules of water. Each process keeps half of each matrix in a Global Array, and moves parts
+# of the matrix with Open MPI's two-sided messages.
 WATER = """
 start water
 memory 300 mb
@@ -186,7 +186,7 @@ def water_answer(said):
 
 
 def mpich_tests():
-    """The MPICH tests of the list, which buildlib/consumers builds."""
+    """The tests of MPICH in mpich.testlist, which buildlib/consumers builds."""
     with open(os.path.join(HERE, "mpich.testlist"), encoding="ascii") as text:
         for line in text:
             if not line.startswith("#"):

@@ -10,10 +10,11 @@
  *   in use found, and how often did the device lose the registration?
  * - kept: 200 registrations were unmapped after use and not requested again. How many of them keep
  *   their pages?
- * - kept by hits: The same, but afterwards hits find another registration. The hits are rare, so
- *   the kernel suspends the 200 registrations. In "kept by many hits" the hits are frequent.
+ * - kept by hits: How many of the 200 keep their pages after rare hits on another registration, so
+ *   that the kernel suspends idle registrations? "kept by many hits" is the number after frequent
+ *   hits.
  *
- * The line also shows whether libraries have patched libc, use userfaultfd, or have a thread in the
+ * The line also shows whether a library has patched libc, uses userfaultfd, or has a thread in the
  * process. "patched_first" shows the state before a device was opened. If ON_DEMAND is set, UCX may
  * register on demand, which pins no memory. "imported" is libfabric with a monitor that the program
  * supplies, as Open MPI does. This monitor never reports a change.
@@ -213,8 +214,8 @@ nlohmann::ordered_json half_on(const registrar &on, const std::string &device)
 	const registration half = on(memory, large / 2);
 	const uint64_t before = revokes(device);
 	/*
-	 * If the device must lose the registration, wait long for the loss. Otherwise 50 tries are
-	 * enough to see a loss.
+	 * If the device must lose the registration, wait long enough for the loss. Otherwise 50
+	 * tries are enough to notice a wrong loss.
 	 */
 	const int tries = std::getenv("NOT_REVOCABLE") ? 9000 : 50;
 

@@ -36,7 +36,8 @@ GROUPS = {
 # The groups that must arm registrations on rxe0: regions of UCT, and of UCP.
 ARMS = {"caches": ("word",), "rc, ud": ("word",), "ucp": ("word",)}
 KNOWN = ("ib/test_md.sys_device",)      # soft-RoCE is no PCI device
-# A rare assertion at the last event of a queue pair, in any test (openucx/ucx issue 10432).
+# This assertion, at the last event of a queue pair, fails rarely, in any test (openucx/ucx issue
+# 10432).
 CRASH = "Assertion `wait_ctx->cb_id == (-1)' failed"
 LIMIT = 1800    # seconds until a test counts as hung; test_rcache_pfn.enum_pfn touches 800 MB
 

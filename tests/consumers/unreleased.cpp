@@ -2,9 +2,9 @@
 /*
  * Shows how much unmapped memory UCX keeps pinned: unreleased uct|ucp. The program registers 201
  * buffers of 1 MiB on rxe0, one after the other, unmaps 200 of them, and then uses only the last
- * buffer repeatedly. Prints one line of JSON: VmPin in kB while all buffers were registered ("all")
- * and after the hits ("hits"), and the device's number of registrations after the hits ("mrs"). If
- * ON_DEMAND is set, UCX may register on demand, which pins no memory.
+ * buffer repeatedly. Prints one line of JSON. "all" is VmPin in kB while all buffers were
+ * registered, and "hits" is VmPin after the hits. "mrs" is the device's number of registrations
+ * after the hits. If ON_DEMAND is set, UCX may register on demand, which pins no memory.
  */
 #include <nlohmann/json.hpp>
 #include <ucp/api/ucp.h>

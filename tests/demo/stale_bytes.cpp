@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Shows the data corruption that this project ends. The program sends messages
- * from a buffer. Between two messages it unmaps the buffer, and maps it again at
- * the same address. The program sends through a usual registration cache, which
- * compares address and length. The first cache ignores the notification word; the
- * second cache checks the word. The program counts messages that arrive with the
- * bytes of an earlier message. Exit status 0: the first cache sent stale bytes,
- * and the second cache never did.
+ * Shows the data corruption that this project prevents. The program sends
+ * messages from a buffer. Between two messages it unmaps the buffer, and maps it
+ * again at the same address. The program sends with two usual registration
+ * caches, which compare address and length. The first cache ignores the
+ * notification word, and the second cache checks the word. The program counts
+ * messages that arrive with the bytes of an earlier message. Exit status 0: the
+ * first cache sent stale bytes, and the second cache never did.
  */
 #include <fmt/core.h>
 #include <sys/mman.h>
@@ -69,7 +69,9 @@ private:
 	int registrations_ = 0;
 };
 
-/* Behaves as an allocator that returns memory to the kernel and gets it again. */
+/*
+ * Behaves like an allocator that returns memory to the kernel and gets it again.
+ */
 void map_again(range r)
 {
 	if (munmap(r.addr, r.length) ||

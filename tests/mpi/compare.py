@@ -1,14 +1,14 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Compare registration caches under Debian's own, unmodified MPI, in a guest: a table, then checks.
+"""Compare registration caches under Debian's own, unmodified MPI: print a table, then checks.
 
-Each row is a job of stale_messages.cpp with other settings. Only our rows set RDMAV_MR_CACHE, to
-"remote", because MPI registers with remote rights. The script checks that a cache that intercepts
-libc lets stale bytes through. This shows that the script can see stale bytes. The script also
-checks that our cache lets no stale bytes through, and saves registrations. --consumers adds
-libfabric and UCX of buildlib/consumers, whose caches check the kernel's word and intercept no
-calls. With --nodes each of the two processes has its own node (tests/lab/run --nodes 2).
-tests/mpi/run and tests/run call this script.
+The script runs in a guest. Each row is a job of stale_messages.cpp with other settings. Only the
+rows of our cache set RDMAV_MR_CACHE. The value is "remote", because MPI registers with remote
+rights. The script checks that a cache that intercepts libc lets stale bytes through, which shows
+that the script can see stale bytes. The script also checks that our cache lets no stale bytes
+through, and saves registrations. --consumers adds libfabric and UCX of buildlib/consumers, whose
+caches check the kernel's word and intercept no calls. With --nodes (tests/lab/run --nodes 2) each
+of the two processes has its own node. tests/mpi/run and tests/run call this script.
 """
 import argparse
 import json
@@ -40,7 +40,7 @@ PROGRAM = {"mpirun.openmpi": f"{BUILD}/stale_openmpi", "mpiexec.mpich": f"{BUILD
            OPENMPI_5: f"{BUILD}/stale_openmpi"}
 ON_ONE_NODE = {"mpirun.openmpi": ["--oversubscribe"], "mpiexec.mpich": [],
                OPENMPI_5: ["--oversubscribe"]}
-# While processes start each other and exchange their addresses, the wire loses nothing.
+# While the processes start and exchange their addresses, they use the wire that loses no packets.
 ON_TWO_NODES = {
     "mpirun.openmpi": ["-H", "node1,node2", "--mca", "plm_rsh_agent", "lab-rsh",
                        "--mca", "oob_tcp_if_include", "eth2"],
@@ -50,7 +50,8 @@ ON_TWO_NODES = {
 # soft-RoCE has small queues. Processes on one machine must not use shared memory for messages. By
 # default UCX compares the destination address of a UD message with a field that soft-RoCE does not
 # set, drops the message, and reports "UD endpoint ... unhandled timeout error". UCX 1.18 detects
-# soft-RoCE. Then it registers only if it must read from the peer's memory, and otherwise copies.
+# soft-RoCE, and then copies messages instead of registering, except if it must read from the peer's
+# memory.
 ALWAYS = {
     "FI_UNIVERSE_SIZE": "4", "FI_OFI_RXM_MSG_TX_SIZE": "128", "FI_OFI_RXM_MSG_RX_SIZE": "128",
     "FI_OFI_RXM_TX_SIZE": "256", "FI_OFI_RXM_RX_SIZE": "256",
@@ -170,10 +171,10 @@ OF_CONSUMERS = [
     Row("MPICH, UCX", "UCX_RCACHE_NOTIFY=try", "beside", {}, UCX_BUILT),
     Row("MPICH, UCX", "UCX_RCACHE_NOTIFY=y", "word", ONLY_WORD, UCX_BUILT),
 ]
-# These rows use Open MPI's own cache, above fi_mr_reg(). ofi_rxm also registers the receiver's
-# buffer, and libfabric's cache keeps this registration. With memhooks grdma gets the same
-# registration. With FI_MR_NOTIFY_OPS libfabric's cache keeps no registration of grdma, so the
-# buffer is registered twice.
+# These rows use Open MPI's own cache grdma, above fi_mr_reg(). ofi_rxm also registers the
+# receiver's buffer, and libfabric's cache keeps this registration. If libfabric's cache uses
+# memhooks, grdma gets the same registration. If grdma uses FI_MR_NOTIFY_OPS, libfabric's cache
+# keeps no registration of grdma, so the buffer is registered twice.
 OF_OPENMPI = [
     Row("Open MPI 5, btl/ofi", "grdma, Open MPI's hooks", "hooks",
         {"FI_MR_CACHE_MONITOR": "memhooks", "OMPI_MCA_btl_ofi_mr_notify": "0"}, OPENMPI_BUILT),
@@ -192,8 +193,9 @@ def check(what, good):
 
 
 def checks(row, plain, hooks):
-    """Check the results of a row. `plain` is the row of the same MPI without a cache, and `hooks`
-    is its row with a cache that intercepts calls. Each of the two may be None.
+    """Check the results of a row. `plain` is the row of the same MPI without a cache. `hooks` is
+    the row of the same MPI with a cache that intercepts calls. If there is no such row, `plain` or
+    `hooks` is None.
     """
     again, kept, doubted = (row.seen[part] for part in ("mapped_again", "kept", "doubted"))
     good = True
@@ -212,8 +214,8 @@ def checks(row, plain, hooks):
     if row.kind == "ours":
         good &= check(f"{row.name}: hits in the statistics", row.hits > 0)
     if row.kind in ("ours", "word"):
-        # Every second time the memory is dropped, not unmapped. Then a suspended registration is
-        # restored with new pages.
+        # Every second time the memory is dropped instead of unmapped. Then a suspended registration
+        # is restored with new pages.
         good &= check(f"{row.name}: registers memory that was mapped again, or restores it",
                       again["registrations"] + row.restored >= again["messages"] - 1)
         good &= check(f"{row.name}: keeps suspect registrations that are intact",

@@ -4,9 +4,9 @@
 
 This script is for a guest that was started with tests/lab/run --packages. The argument names the
 guest's kernel: "notifies" or "stock". The Makefile builds the examples with the packages' headers.
-On a kernel that notifies, these examples keep registrations. The host built other copies with
-Debian's headers. These copies keep no registrations. No message is stale in any case. The servers
-need no MPI. On "stock" they exit with 3.
+These examples keep registrations if the kernel notifies. The host has built copies with Debian's
+headers, which keep no registrations. No message is stale in any case. The servers need no MPI. On
+"stock" the servers exit with 3.
 """
 import os
 import re
@@ -18,8 +18,8 @@ REPO = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
 MPIRUN = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-np", "2",
           "--mca", "pml", "ob1", "--mca", "btl", "self,vader"]
 LIMIT = 900             # seconds until a command counts as hung; compiling in a guest is slow
-# 20 messages from memory that is mapped again between messages, 20 messages from memory that stays
-# mapped, 1 message from a part of a larger registration.
+# An example sends 20 messages from memory that is mapped again between messages, 20 messages from
+# memory that stays mapped, and 1 message from a part of a larger registration.
 MESSAGES = 41
 SENDER_REGISTERS = {"kept": range(21, 23), "not kept": range(42, 43)}
 
@@ -43,7 +43,7 @@ def check(name, good, said):
 
 
 def builds(folder):
-    """Build as a user does: the Makefile asks pkg-config."""
+    """Build as a user does, by the Makefile, which asks pkg-config."""
     said, status = output(["make", "-s", "-C", os.path.join(REPO, "Documentation/examples"),
                            "all", "servers", f"OUT={folder}", "MPICC=mpicc.openmpi",
                            *(f"{flags}=-O1 -Wall -Wextra -Werror"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Some libraries must learn of changes of memory, and therefore change their process. The process
- * itself can see whether a library has patched libc, uses userfaultfd, or has a thread for this
- * purpose.
+ * Some libraries change the process in order to notice changes of memory. A library may patch libc,
+ * use userfaultfd, or start a thread. These functions let the process itself check for these
+ * changes.
  */
 #ifndef TESTS_MPI_INTERCEPTION_H
 #define TESTS_MPI_INTERCEPTION_H

@@ -46,7 +46,9 @@ uint64_t own_number()
 	throw std::runtime_error("rdma resource show mr: not there");
 }
 
-/* For each received byte, makes a registration. Sends back its number (from 1), or 0 on failure. */
+/*
+ * For each received byte, makes a registration and sends back its number (from 1), or 0 on failure.
+ */
 void serve(int socket)
 {
 	alignas(8) static std::array<char, 8> memory;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Counts the registrations that the kernel has made for all processes. The kernel numbers them in
- * order and shows the numbers (rdma resource show mr), so the number of a new registration tells
- * how many came before. A separate process, forked before any other work, makes the new
- * registration, so that the memory of the counted process does not change.
+ * Counts the registrations that the kernel has made for all processes. The kernel numbers
+ * registrations in order and shows the numbers (rdma resource show mr). So the number of a new
+ * registration tells how many came before. A separate process makes the new registration, so that
+ * the memory of the counted process does not change. The separate process is forked before any
+ * other work.
  */
 #ifndef MPI_REGISTRATION_COUNT_H
 #define MPI_REGISTRATION_COUNT_H
@@ -14,14 +15,17 @@
 
 class registration_count {
 public:
-	/* Forks the separate process. Throws std::runtime_error, as the methods do. */
+	/* Forks the separate process. The constructor and the methods throw std::runtime_error. */
 	registration_count();
 	registration_count(const registration_count &) = delete;
 	registration_count &operator=(const registration_count &) = delete;
 	/* Ends the separate process. */
 	~registration_count();
 
-	/* Registrations on the first RDMA device since construction, without this class's own. */
+	/*
+	 * The number of registrations on the first RDMA device since construction, without the
+	 * registrations of this class.
+	 */
 	uint64_t now();
 
 private:

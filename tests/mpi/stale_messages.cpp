@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * A usual MPI program of two processes, without code for registrations. First it sends from a
- * buffer that changes between messages. In turn, the program drops the buffer, or unmaps the buffer
- * and maps it again at the same address. The program makes these system calls itself, as Go, Rust
- * or a custom allocator does, so libraries do not see them. The receiver counts messages that
- * arrive with the bytes of an earlier message. Then the program sends from a buffer that stays
- * mapped, as most buffers do. Finally the program sends from a buffer that the kernel may reclaim
- * between messages, but does not reclaim. Prints one line of JSON. For each part it has: messages,
- * stale, registrations (by the kernel's count, of both processes), microseconds per message. The
- * line also shows whether libraries have patched libc, use userfaultfd, or have a thread in the
- * first process. If the messages could not be tried, the exit status is not 0.
+ * A usual MPI program of two processes, without code for registrations. First the program sends
+ * from a buffer whose pages change between messages. Every second time it drops the pages; the
+ * other times it unmaps the buffer and maps it again at the same address. The program makes these
+ * system calls itself, as Go, Rust or a custom allocator does, so libraries do not see them. The
+ * receiver counts messages that arrive with the bytes of an earlier message. Then the program sends
+ * from a buffer that stays mapped, as most buffers do. Finally the program sends from a buffer that
+ * the kernel may reclaim between messages, but does not reclaim. Prints one line of JSON. For each
+ * part the line has: messages, stale, registrations (the kernel's count for both processes),
+ * microseconds per message. The line also shows whether a library has patched libc, uses
+ * userfaultfd, or has a thread in the first process. If the messages could not be tried, the exit
+ * status is not 0.
  */
 #include <mpi.h>
 #include <nlohmann/json.hpp>
@@ -44,7 +45,7 @@ std::span<std::byte> map(void *at, int flags)
 	return {reinterpret_cast<std::byte *>(addr), length}; // NOLINT: a system call's result
 }
 
-/* Behaves as an allocator that returns memory and gets it again, in one of two ways. */
+/* Behaves like an allocator that returns memory and gets it again, in one of two ways. */
 void map_again(std::span<std::byte> memory, int time)
 {
 	if (time % 2 ? syscall(SYS_madvise, memory.data(), memory.size(), MADV_DONTNEED) != 0
@@ -54,8 +55,8 @@ void map_again(std::span<std::byte> memory, int time)
 }
 
 /*
- * MADV_FREE keeps registered pages. Only a comparison with the page tables shows that these pages
- * are unchanged.
+ * MADV_FREE keeps registered pages. Only a comparison with the page tables shows that the pages are
+ * the same.
  */
 void let_reclaim(std::span<std::byte> memory, int time)
 {
@@ -68,8 +69,9 @@ void leave(std::span<std::byte>, int) {}
 using action = void (*)(std::span<std::byte>, int);
 
 /*
- * Rank 0. Returns its counters and the stale messages, which the receiver counts. `before` runs
- * immediately before a message, because the kernel clears SUSPECT by itself after a while.
+ * The work of rank 0. Returns its counters, and the number of stale messages that the receiver
+ * counts. `before` runs immediately before a message, because the kernel clears SUSPECT by itself
+ * after a while.
  */
 nlohmann::ordered_json send(registration_count &count, action before, action after)
 {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * An MPI program of two processes that uses features which stale_messages.cpp lacks: windows,
- * persistent requests, derived types, collective operations, parts of a buffer with holes. The
- * memory of each part is freed, unmapped, dropped or moved between epochs. Each process compares
- * all bytes that it receives. Prints one line of JSON: {part: number of failed comparisons in both
- * processes}. If the features could not be tried, the exit status is not 0.
+ * An MPI program of two processes, for features that stale_messages.cpp lacks: windows, persistent
+ * requests, derived types, collective operations, parts of a buffer with holes. The memory of each
+ * part is freed, unmapped, dropped or moved between epochs. Each process compares all bytes that it
+ * receives. Prints one line of JSON: {part: number of failed comparisons in both processes}. If the
+ * features could not be tried, the exit status is not 0.
  */
 #include <mpi.h>
 #include <nlohmann/json.hpp>
@@ -67,7 +67,8 @@ int seed_of(int who, int round)
 	return 2 * round + who;
 }
 
-/* Go, Rust or a custom allocator also makes raw system calls, which libraries do not see. */
+/* Maps by a raw system call, as Go, Rust or a custom allocator does, so libraries do not see this.
+ * */
 bytes map(std::size_t size, std::byte *at = nullptr)
 {
 	const long addr =
@@ -139,7 +140,7 @@ constexpr kind moved{"mremap", map_new,
 		     },
 		     unmap};
 
-/* Memory of one kind during the lifetime of the object. */
+/* The object has memory of one kind until the object is destroyed. */
 class buffer {
 public:
 	buffer(const kind &of, std::size_t size) : kind_(of), memory_(of.get(size)) {}
@@ -169,7 +170,7 @@ void exchange(bytes from, bytes to)
 		     MPI_BYTE, peer, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
 }
 
-/* A window over one kind of memory: put, get into renewed memory, accumulate. */
+/* Tests a window over one kind of memory: puts, gets into renewed memory, accumulates. */
 int window_of(const kind &of)
 {
 	constexpr int numbers = 1000;

@@ -3,9 +3,9 @@
 """Compare registration caches under MPI windows, derived types and the like, in a guest.
 
 Each job of windows.cpp has another cache: none, a cache with hooks, a cache of buildlib/consumers
-with the kernel's word, or libibverbs' cache below a library whose own cache is off. Prints the
-parts of each job with wrong bytes. Then checks that UCX's hooks, and only these, let wrong bytes
-through. A test without any wrong bytes would show nothing.
+with the kernel's word, or libibverbs' cache below a library whose own cache is off. The script
+prints the parts of each job that had wrong bytes. Then it checks that jobs with UCX's hooks, and no
+other jobs, let wrong bytes through. If all jobs were right, the test would show nothing.
 """
 import sys
 

@@ -8,7 +8,8 @@
  * Each registration has a record, which is freed when the registration ends. With AddressSanitizer
  * the use of a freed record ends the program.
  *
- * -DWITHOUT_WORD is for an Open MPI with the first patch only. Then no registration becomes stale.
+ * -DWITHOUT_WORD is for an Open MPI that has only the first patch. Then no registration becomes
+ * stale.
  */
 #include "opal/mca/rcache/grdma/rcache_grdma_module.c"
 
@@ -30,7 +31,7 @@ struct registration {
 	struct record *volatile record;
 };
 
-/* A user of a buffer holds its lock for reading while it has a registration. */
+/* A thread holds the lock of a buffer for reading while it has a registration of the buffer. */
 static struct {
 	pthread_rwlock_t lock;
 	atomic_uint version;
@@ -161,8 +162,8 @@ static void use_once(size_t buffer)
 }
 
 /*
- * Counts the stale registrations that end although no user requests them again. `counted`: the
- * owner counts that they became stale.
+ * Counts the stale registrations that end although no user requests them again. If `counted` is
+ * true, `changes` counts the registrations that became stale.
  */
 static long ends(bool counted)
 {
