@@ -3,13 +3,13 @@
 """The fork's libraries export all symbols that upstream's and Debian's export, and more.
 
 Why: programs that were built with upstream's or Debian's libraries must run on ours without a
-rebuild. The test compares the symbols of our packages with the distribution's packages. It compares
-types (sizes, members, parameters) of our build with a plain build of the same upstream version,
-both with debug information.
+rebuild. One test compares the symbols of our packages with the symbols of the distribution's
+packages. Another test compares the types (sizes, members, parameters) of our build with the types
+of a plain build of the same upstream version, both with debug information.
 
-Programs built with an earlier version of the fork must run, too: RELEASED has the symbols and
-structs of each released node. A new node gets a new row, and old rows never change.
-libibverbs/tests/mr_cache_test.c has a canary after each struct of an earlier version.
+Programs that were built with an earlier version of the fork must run, too. RELEASED has the symbols
+and structs of each released node of the version script. A new node gets a new row, and old rows
+never change. libibverbs/tests/mr_cache_test.c has a canary after each struct of an earlier version.
 """
 import glob
 import os
@@ -41,8 +41,8 @@ name = ibv_mr_init_attr
 has_data_member_inserted_at = end
 """
 
-# Each node with its functions and the structs of its release. A new member needs a row here and a
-# new node. The node tells the library that a program knows the member. A member has 8 bytes by
+# The functions of each node, and the structs of its release. A new member needs a row here and a
+# new node. By the node the library learns that a program knows the member. A member has 8 bytes by
 # default.
 MR, NOTIFY = "struct ibv_mr *", "int (*)(struct ibv_mr *, uint64_t *)"
 RELEASED = {
@@ -187,7 +187,7 @@ class Symbols(unittest.TestCase):
 
 
 class Builds(unittest.TestCase):
-    """Our build is compared with a plain build. A library with faults tests the check itself."""
+    """Our build is compared with a plain build. A changed copy of ours tests the check itself."""
 
     @classmethod
     def setUpClass(cls):
@@ -236,8 +236,8 @@ class Builds(unittest.TestCase):
 
 
 class ReleasedBuilds(unittest.TestCase):
-    """Today's header is compared with the released header. Another header tests the check
-    itself.
+    """Today's header is compared with the released header. A changed copy of the header tests the
+    check itself.
     """
 
     def compiled(self, *changes):

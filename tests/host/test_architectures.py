@@ -5,7 +5,8 @@ calls only functions that the C library has.
 
 Why: compilers differ in atomics, thread-local variables and layouts, and this machine builds only
 for its own architecture. Debian packages the headers of other architectures, and clang compiles for
-all. musl has no spare room in the static TLS, so with musl's rules our variables must be elsewhere.
+all. musl has no spare room in the static TLS, so in a build for musl our variables must be outside
+the static TLS.
 """
 import glob
 import os

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The scripts of tests/bench refuse results of a failed program, and name missing results.
+"""The scripts of tests/bench refuse the results of a program that failed, and name missing results.
 
 Why: if values were missing, or if the guest's kernel had reported a problem, the table would look
 like any other table. Programs, guests and gnuplot are fakes here, so that each can be made to fail.

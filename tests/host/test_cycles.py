@@ -6,9 +6,10 @@ Why: files that use one another can only be read, changed and sent upstream toge
 
 A file uses another file if it includes the other file's header, or if it names a function or
 variable of the other file. A header next to the other file must declare this name. A header and the
-source that defines its functions count as one file. If several sources define them, the header
-counts alone, and its inline functions and macros count as code of its users. A function of
-libibverbs that the cache's core calls does not count, because the core itself declares it.
+source that defines its functions count as one file. If several sources define the functions, the
+header counts as a file of its own. Then its inline functions and macros count as code of its users.
+A function of libibverbs that the cache's core calls does not count, because the core itself
+declares it.
 """
 import graphlib
 import os
@@ -87,7 +88,7 @@ class Graph:
         return found or same & self.files.keys()
 
     def node(self, path):
-        """The source of a header, or the file itself if there is none."""
+        """The source that belongs to a header, or the file itself if there is no such source."""
         sources = self.sources.get(path, ())
         return next(iter(sources)) if len(sources) == 1 else path
 

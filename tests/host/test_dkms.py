@@ -1,11 +1,11 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The DKMS package, after tests/lab/dkms_life installed it, updated its kernel, and removed it.
-After tests/lab/dkms_update did so on Debian 13, with an update to Linux 7.3 and back.
+"""Check the DKMS package after tests/lab/dkms_life, and on Debian 13 after tests/lab/dkms_update.
 
-Both run once for each state of the package and keep their outputs (build/lab/dkms/life,
-build/lab/dkms-next/life), which are checked here. The guests `dkms` and `dkms-next` load the
-modules into a kernel (tests/guest/dkms_modules).
+dkms_life installs the package, updates the kernel, and removes the package. dkms_update updates to
+Linux 7.3 and goes back. Both scripts run once for each state of the package. They keep their
+outputs (build/lab/dkms/life, build/lab/dkms-next/life), which are checked here. The guests `dkms`
+and `dkms-next` load the modules into a kernel (tests/guest/dkms_modules).
 """
 import glob
 import io
@@ -78,7 +78,7 @@ STUB_HOOK = """\
 
 
 class Outputs:
-    """What such a program has left. The subclass names the machine."""
+    """The outputs of dkms_life or dkms_update. The subclass names the machine."""
 
     @classmethod
     def setUpClass(cls):
@@ -123,8 +123,8 @@ class Outputs:
     def has_our_modules(self, tree, stock, replaced=False):
         """The tree has all our modules, and its other modules are unchanged.
 
-        Exceptions: modules that dkms 3.2 has moved away and promises to restore, and all modules if
-        an update `replaced` the kernel under the same name.
+        There are two exceptions. dkms 3.2 moves modules away and says that it will restore them. If
+        an update `replaced` the kernel under the same name, all modules may change.
         """
         before, after, ours = self.files(stock), self.files(tree), self.users(stock)
         moved = {kernel_package.module_name(name) for name, inode in before.items()
@@ -171,7 +171,7 @@ class Life(Outputs, unittest.TestCase):
                                   kernel_archive.point(kernel_archive.older(version)))
 
     def version_of_a_symbol(self, path):
-        """The checksum of ib_register_client that a module was built against. (Debian's kernels
+        """The checksum that ib_register_client had when a module was built. (Debian's kernels
         have had no checksums since Linux 7.)
         """
         path, = glob.glob(os.path.join(self.folder, path))
@@ -268,7 +268,7 @@ class Life(Outputs, unittest.TestCase):
 
 
 class Update(Outputs, unittest.TestCase):
-    """Debian 13's kernel, then the kernel of its backports, and back."""
+    """An update from Debian 13's kernel to the kernel of its backports, and back."""
 
     machine = "dkms-next"
 
@@ -390,7 +390,8 @@ class Making(unittest.TestCase):
 
 
 class Mishaps(unittest.TestCase):
-    """Steps fail halfway. The package's scripts, dkms and dpkg are real, and the kernels are stubs.
+    """Steps that fail halfway. The package's scripts, dkms and dpkg are real. The kernels are
+    stubs.
     """
 
     layers = ["/"]
@@ -434,8 +435,7 @@ class Mishaps(unittest.TestCase):
 
     @classmethod
     def pack(cls, *names):
-        """The package without its dependencies, with one hook, and with a compiler that only
-        copies.
+        """Make packages that lack dependencies, and have one hook and a compiler that only copies.
 
         Only the first of `names` can be installed.
         """
@@ -620,7 +620,7 @@ class Mishaps(unittest.TestCase):
         self.assertTrue(then.startswith(again * 2), text)
         self.assertEqual(then.count(again), 5, text)
         self.after(f'{self.unbuild}rm /usr/sbin/update-initramfs; "$HOOK" "$ONE"\n'
-                   '[ -z "$(ls "/var/lib/$NAME/initramfs")" ]')      # no tool, no update
+                   '[ -z "$(ls "/var/lib/$NAME/initramfs")" ]')      # no tool: no update
 
     # Sets mokutil's output, and gives the kernel the program with which dkms signs modules.
     secure_boot = ('mkdir "/lib/modules/$ONE/build/scripts"\n'

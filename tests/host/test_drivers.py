@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Every driver that registers user memory notifies, and Documentation/drivers.md says so.
 
-Why: a later kernel may add a driver, or move a registration to another file. No other test would
-notice that the driver's MRs can't be armed.
+Why: a later kernel may add a driver, or move the code that registers to another file. No other test
+would notice that the driver's MRs can't be armed.
 """
 import glob
 import os

@@ -166,7 +166,7 @@ class EnvironmentTest(unittest.TestCase):
         self.assertIn("MPICH 4.0:", done.stdout)
 
     def test_crash_of_ucx(self):
-        """A warning for the affected versions, on standard error only."""
+        """For the affected versions a warning goes to standard error only."""
         for version, risky in (((1, 13), False), ((1, 15), False), ((1, 16), True),
                                ((1, 18), True), ((1, 21), True), ((1, 22), False),
                                ((2, 0), False)):
@@ -193,7 +193,7 @@ class EnvironmentTest(unittest.TestCase):
         self.assertIn("mpirun -x LD_LIBRARY_PATH\n", done.stderr)
 
     def test_patched_beside_unpatched(self):
-        """If one library is not patched, both use our cache."""
+        """If one of the two libraries is not patched, both libraries use our cache."""
         for sources in ({"ucp": UCX_OF_OURS, "fabric": libfabric(1, 17)},
                         {"ucp": ucx(1, 13), "fabric": LIBFABRIC_OF_OURS}):
             self.assertEqual(self.exported(**sources), {
@@ -240,7 +240,7 @@ class EnvironmentTest(unittest.TestCase):
         self.assertNotIn("reboot", self.run_it(ucp=source).stdout)
 
     def test_other_libraries(self):
-        """Libraries with a known name that lack the function, or have another text."""
+        """Libraries with a known name that lack the function, or have an unknown version text."""
         more = {"fabric": libfabric(2, 1)}
         for key, source in (("ucp", "int other;"), ("openmpi", mpi("Some MPI v4.1")),
                             ("other", mpi("Some MPI 4.1; reboot"))):

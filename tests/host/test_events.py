@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The table in Documentation/events.md has the rows that ibv_mr_notify has, in its order."""
+"""The table in Documentation/events.md has the rows of ibv_mr_notify, in the same order."""
 import os
 import re
 import subprocess

@@ -177,7 +177,7 @@ class Suite(unittest.TestCase):
         self.updates += 1
 
     def test_known(self):
-        """The indexes are fetched once, when they lack the version."""
+        """If the indexes lack the version, they are fetched once."""
         self.offered = {("one/", 1): ["7.3.5-1", "7.3.4-1"]}
         for _ in range(2):
             self.assertIs(fetch.archive_apt(self.build, "linux-7.3"), self)

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Documentation/user-guide.md disables other caches by the settings of tests/mpi/compare.py."""
+"""Documentation/user-guide.md disables other caches as tests/mpi/compare.py does."""
 import os
 import sys
 import unittest

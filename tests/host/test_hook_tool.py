@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""buildlib/hook.py, which makes and changes patches, on a small tree."""
+"""Try buildlib/hook.py, which makes and changes patches, on a small tree."""
 import os
 import sys
 import tempfile
@@ -22,7 +22,7 @@ LATER = "kernel-patches/notify/0002-later.patch"
 
 
 def patch(header, before, added, shift=0):
-    """A patch that adds a line after `before`. Other patches have added `shift` lines above it."""
+    """A patch that adds a line after `before`. Earlier patches have added `shift` lines above."""
     return (f"{header}\n---\ndiff --git a/{FILE} b/{FILE}\n--- a/{FILE}\n+++ b/{FILE}\n"
             f"@@ -{before + shift},2 +{before + shift},3 @@\n"
             f" \tline {before}\n+={added}\n \tline {before + 1}\n")
@@ -60,13 +60,15 @@ class HookTool(unittest.TestCase):
             out.write(text)
 
     def read(self, path):
-        """The lines of a file that upstream does not have."""
+        """The lines of a file that upstream's file lacks."""
         with open(os.path.join(self.repo, path), encoding="utf-8") as text:
             return [line.strip("=") for line in text.read().splitlines()
                     if not line.startswith("\tline ")]
 
     def edit(self, name, *files):
-        """Lay out the hook, and add a line. Return the earlier lines of a/ and b/."""
+        """Lay out the folders a/ and b/ of a hook, and add a line to the file in b/. Return our
+        lines of the file in a/, and in b/ before the change.
+        """
         after = os.path.join(hook.lay_out(name, files, self.repo), FILE)
         seen = self.read(after.replace("/b/", "/a/")), self.read(after)
         with open(after, "a", encoding="utf-8") as out:

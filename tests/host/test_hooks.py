@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Rules for the patches to upstream's files, user space and kernel.
 
-Why: a hook is read again only when upstream moves. Then its header must explain its purpose, and
-the delta must be small enough to carry.
+Why: a hook is read again only when upstream changes. At that time its header must explain its
+purpose, and the hook must be small enough to carry.
 """
 import collections
 import glob
@@ -23,11 +23,11 @@ import kernel_modules  # noqa: E402
 import overlay  # noqa: E402
 import rdma_core_series  # noqa: E402
 
-# How many lines hooks may add, by the folder of the hooks and upstream's path. The first row that
-# matches counts. A fix has no limit. pyverbs needs many lines, because Cython needs each method in
-# the body of its class, and because rdma-core 65 lacks pyverbs.enums. UCX has caches in two layers,
-# and documents interfaces in its headers. The hooks of libfabric and Open MPI include fixes, a
-# manual page and the documentation of a setting.
+# This table has the number of lines that hooks may add, by the folder of the hooks and upstream's
+# path. The first row that matches counts. A fix has no limit. pyverbs needs many lines, because
+# Cython needs each method in the body of its class, and because rdma-core 65 lacks pyverbs.enums.
+# UCX has caches in two layers, and documents interfaces in its headers. The hooks of libfabric and
+# Open MPI include fixes, a manual page and the documentation of a setting.
 MOST = (("buildlib/hooks/", "libibverbs/(?!examples|man)|providers", 31),
         ("buildlib/hooks/", "libibverbs/(?:examples|man)/|debian/", 23),
         ("buildlib/hooks/", "pyverbs/", 32),
@@ -36,9 +36,10 @@ MOST = (("buildlib/hooks/", "libibverbs/(?!examples|man)|providers", 31),
         ("buildlib/consumers.d/libfabric/", "", 207),
         ("buildlib/consumers.d/ucx/", "", 340),
         ("buildlib/consumers.d/openmpi/", "", 240))
-# All hooks for rdma-core 65 alone may together add this many lines.
+# The hooks that are only for rdma-core 65 may together add this many lines.
 MOST_OF_LATER = "Only-For: rdma-core-65", 14
-# The limits for a driver other than mlx5, soft-RoCE and soft-iWARP: without and with revoking.
+# These limits are for a driver other than mlx5, soft-RoCE and soft-iWARP. The first limit is for a
+# driver that can't revoke.
 MOST_OF_DRIVER = 10, 16
 DRIVER = re.compile(r"drivers/infiniband/(?:hw|sw)/(?!mlx5/|rxe/|siw/)(\w+)/")
 FIXES = "kernel-patches/fixes/"
@@ -106,7 +107,7 @@ class HookRules(unittest.TestCase):
                     row = next(one for one in MOST
                                if path.startswith(one[0]) and re.match(one[1], file))
                     most[row] = row[2]
-                else:   # a patch only for the trees that are built here
+                else:   # a patch that is only for the trees built here
                     continue
                 added[row] += len(re.findall(r"(?m)^\+(?!\+\+ )", change))
         self.assertLessEqual({*MOST, MOST_OF_LATER[0], "bnxt_re"}, set(added))
@@ -115,8 +116,8 @@ class HookRules(unittest.TestCase):
                                  "Move code to a file of its own")
 
     def test_one_hook_for_each_file_in_user_space(self):
-        """No two hooks change the same file. Exceptions: the kernel, whose hooks are a series by
-        topic, and a hook for one version only.
+        """No two hooks change the same file. There are two exceptions: the kernel's hooks, which
+        are a series by topic, and hooks for only one version.
         """
         seen = {}
         for path, text in self.own.items():
@@ -155,7 +156,7 @@ class HookRules(unittest.TestCase):
                           f"{lost.new_files[0]} twice"])
 
     def test_later_lines_are_in_our_files(self):
-        """The lines for a later mail must exist, so that earlier mails can leave them out."""
+        """Lines for a later mail must exist, so that earlier mails can leave them out."""
         for mail in rdma_core_series.mails():
             text = "".join(mail.later_lines().values())
             if text:

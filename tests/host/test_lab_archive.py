@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The two states of Debian's archive for an update: the older kernel, and the image's files."""
+"""Test the archives of kernel_archive.py: the older kernel, and the files of its image."""
 import hashlib
 import os
 import subprocess
@@ -25,7 +25,7 @@ class Older(unittest.TestCase):
             return kernel_archive.older(version)
 
     def test_next(self):
-        """The newest older version."""
+        """The newest of the older versions."""
         self.assertEqual(self.before("6.12.116-1", "6.12.117-1", "6.12.116-1", "6.12.115-1",
                                      "6.12.113-1"), "6.12.115-1")
 
@@ -35,7 +35,7 @@ class Older(unittest.TestCase):
                          "6.12.116-1")
 
     def test_revision(self):
-        """A revision replaces a kernel under the same name, so an update to it tests nothing."""
+        """A new revision has the kernel's old name, so an update to this revision tests nothing."""
         self.assertEqual(self.before("6.12.115-2", "6.12.115-2", "6.12.115-1", "6.12.113-1"),
                          "6.12.113-1")
 
@@ -50,7 +50,7 @@ class Smaller(unittest.TestCase):
     """The image of a kernel in the archive."""
 
     def test_left_out(self):
-        """Some drivers are missing. All other files exist, and md5sums lists exactly these."""
+        """Some drivers are missing. md5sums lists exactly the other files, which all exist."""
         with tempfile.TemporaryDirectory() as folder:
             tree = os.path.join(folder, "image")
             modules = "lib/modules/6.12.1-test/kernel/"

@@ -1,8 +1,8 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The lab makes a machine again when needed. Meanwhile, no other process makes or uses the machine.
+"""The lab makes a machine again if needed. During this time no other process makes or uses it.
 
-A function replaces the compiler, which would take minutes; the lab's decisions are real.
+A function replaces the compiler, which would take minutes. The lab's decisions are real.
 """
 import contextlib
 import fcntl
@@ -57,7 +57,7 @@ class Ready(unittest.TestCase):
             self.said = stack.enter_context(mock.patch.object(build, "say"))
             self.addCleanup(stack.pop_all().close)
         self.machine = machines.load("um")
-        self.during = []        # called while a machine is made, each once
+        self.during = []        # functions to call while a machine is made, each once
         self.made = []          # the source of each machine that was made
         self.busy = 0
         self.write("1")
@@ -151,7 +151,7 @@ class Ready(unittest.TestCase):
         self.assertEqual((self.use(), self.made), ("1", ["1", "2", "1"]))
 
     def test_version_known_late(self):
-        """Finding upstream's version in the first build does not count as a change."""
+        """If the first build determines upstream's version, this does not count as a change."""
         def find():
             with open(os.path.join(self.folder, "linux.version"), "w", encoding="utf-8") as out:
                 out.write("6.12.1")
@@ -209,7 +209,7 @@ class Ready(unittest.TestCase):
             os.kill(pids[0], 0)
 
     def test_killed(self):
-        """If the caller of a build is killed, the build ends. Until then it holds the lock."""
+        """If the caller of a build is killed, the build ends, and holds the lock until its end."""
         half = os.path.join(self.folder, "half")
         with open(os.path.join(self.folder, "Makefile"), "w", encoding="utf-8") as out:
             out.write(MAKEFILE)

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The lab's console parser on recorded consoles. No other test notices a missed report."""
+"""Test the lab's console parser, because no other test would notice a missed report."""
 import os
 import sys
 import unittest
@@ -115,7 +115,7 @@ class DroppedOptions(unittest.TestCase):
     """A wanted option that Kconfig dropped must be named."""
 
     def test_dropped(self):
-        """Options that are missing, that have another value, or that are set although unwanted."""
+        """Options that are missing, have another value, or are set but not wanted."""
         wanted = "CONFIG_A=y\nCONFIG_B=y\nCONFIG_C=12\n# CONFIG_D is not set\nCONFIG_E=y\n"
         result = "CONFIG_A=y\n# CONFIG_B is not set\nCONFIG_C=13\n"
         self.assertEqual(kconfig.dropped(wanted, result),

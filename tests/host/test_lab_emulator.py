@@ -1,8 +1,8 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The QEMU that the lab starts, because a guest's kernel can't compensate for faults of QEMU.
+"""Test the QEMU that the lab starts. A guest's kernel can't compensate for faults of QEMU.
 
-Skipped until Debian's kernel is made ready (tests/lab/run --prepare), which takes minutes.
+The tests are skipped until tests/lab/run --prepare has built the guest, which takes minutes.
 """
 import os
 import subprocess
@@ -39,7 +39,7 @@ class Emulator(unittest.TestCase):
     """The chosen QEMU."""
 
     def test_version(self):
-        """Its version is reliable."""
+        """The version of the chosen QEMU is reliable."""
         self.assertGreaterEqual(emulator.version(emulator.program()), emulator.RELIABLE)
         self.assertFalse(emulator.version("/does/not/exist"))
 
@@ -62,7 +62,7 @@ class Emulator(unittest.TestCase):
 
 
 class Accelerator(unittest.TestCase):
-    """The lab's decision about KVM, with a fake guest."""
+    """The lab's decision whether to use KVM, with a fake guest."""
 
     def find(self, name, in_time, console):
         """The answer for a machine whose guest prints this console, and ends in time or late."""

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The lab's arguments for two nodes and the wire between them. test_lab_run tests the rest."""
+"""Test the lab's arguments for two nodes and their wire. test_lab_run.py tests the nodes."""
 import os
 import subprocess
 import sys

@@ -1,8 +1,9 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The guest runner's promises, on the kernel that boots fastest.
+"""Test the guest runner, with the kernel that boots fastest.
 
-Skipped until this kernel is built (tests/lab/run --kernel um -- true), which takes minutes.
+The tests are skipped until this kernel is built (tests/lab/run --kernel um -- true), which takes
+minutes.
 """
 import fcntl
 import glob
@@ -129,7 +130,7 @@ class Run(Guests):
 
     @unittest.skipUnless(KERNEL in ("um", "debug"), "Debian's kernel has no LKDTM")
     def test_kernel_report_fails(self):
-        """A WARNING is printed, and fails a run whose command exits with 0."""
+        """A WARNING is printed. The run fails even if the command succeeds."""
         status, out, err = self.run_guest(
             "--", "sh", "-c", "echo WARNING >/sys/kernel/debug/provoke-crash/DIRECT; echo done")
         self.assertEqual((status, out), (99, b"done\n"))
@@ -156,7 +157,7 @@ class Run(Guests):
         self.assertIn(b"Kernel panic", err)
 
     def test_time_limit(self):
-        """A guest that hangs is ended; the output until then is kept."""
+        """A guest that hangs is ended, and its output is kept."""
         for limit in (4, 16, 64, 256):
             status, out, _ = self.run_guest("--timeout", str(limit),
                                             "--", "sh", "-c", "echo begun; sleep 9999")
@@ -229,7 +230,7 @@ class Nodes(Guests):
         self.assertEqual(result, (7, content * 2, b"node2\n"))
 
     def test_commands_that_fail(self):
-        """A command can't run or is killed, a node does not exist, or a command is missing."""
+        """The command can't run or is killed, the node does not exist, or no command is given."""
         status, out, err = self.run_nodes(
             "lab-on 2 no-such-program; echo $?; lab-on 2 sh -c 'kill -9 $$'; echo $?; "
             "lab-on 3 true; echo $?; lab-on 2; echo $?; lab-node 2 paint; echo $?; "
@@ -248,7 +249,7 @@ class Nodes(Guests):
         self.assertEqual((status, out), (0, "gone\n"), err)
 
     def test_transfer(self):
-        """A transfer over both devices. Each end can change the wire."""
+        """A transfer over each device. Each end can change the wire."""
         # This wire has no loss. If the last response got lost, the client would wait for an ended
         # server.
         status, out, err = self.run_nodes(
@@ -269,7 +270,7 @@ class Nodes(Guests):
         self.assertEqual(out.count("delay 1ms loss 2% reorder 10%"), 2, out)
 
     def test_wire_is_cut(self):
-        """Both directions are cut until the wire is repaired; commands still work."""
+        """Both directions are cut until the wire is repaired. Commands still work."""
         status, out, err = self.run_nodes(
             "ping='busybox ping -c 3 -W 1'; lab-node 2 cut; "
             "$ping 10.1.0.2 >&2; echo $?; lab-on 2 $ping 10.1.0.1 >&2; echo $?; lab-node 2 mend; "
@@ -279,7 +280,7 @@ class Nodes(Guests):
         self.assertIn("delay 2ms", out)
 
     def test_node_is_killed(self):
-        """A killed node ends without a message, and can start as new. The run does not fail."""
+        """A killed node ends without a message, and can be started again. The run does not fail."""
         status, out, err = self.run_nodes(
             "lab-on 2 touch /mark; lab-node 2 kill && lab-node 2 kill && "
             "{ lab-on 2 true; echo $?; lab-node 2 start && lab-on 2 test -e /mark; echo $?; }")
@@ -287,7 +288,7 @@ class Nodes(Guests):
 
     @unittest.skipUnless(KERNEL in ("um", "debug"), "Debian's kernel has no LKDTM")
     def test_kernel_report_fails(self):
-        """A WARNING of the other kernel is printed, and fails a run whose command exits with 0."""
+        """A WARNING of the other kernel is printed. The run fails even if the command succeeds."""
         status, out, err = self.run_nodes(
             "lab-on 2 sh -c 'echo WARNING >/sys/kernel/debug/provoke-crash/DIRECT'; echo done")
         self.assertEqual((status, out), (99, "done\n"))
@@ -356,7 +357,7 @@ class Emulated(unittest.TestCase):
         return process.returncode, out, err
 
     def test_emulator_crashes_while_booting(self):
-        """The guest starts again; only the command's result counts."""
+        """The guest starts again, and only the command's result counts."""
         status, out, err = self.crash_emulators(signal.SIGABRT, signal.SIGSEGV)
         self.assertEqual((status, out), (0, "done\n"), err)
         self.assertEqual(err.count("QEMU crashed"), 2, err)

@@ -1,8 +1,8 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The patch for User Mode Linux on every CPU is in the tree that is built, and in no other tree.
+"""One patch lets User Mode Linux run on every CPU. Only the tree that is built has this patch.
 
-If the state of a CPU does not fit, the runner prints one line before the boot.
+If a CPU's floating-point state does not fit, the runner prints one line before the boot.
 """
 import glob
 import os
@@ -57,7 +57,7 @@ class Patch(unittest.TestCase):
             self.assertNotEqual(build.fingerprint(machine), before)
 
     def test_the_kernel_has_it(self):
-        """The size in the built kernel, if this kernel exists."""
+        """If the built kernel exists, it has the size of the patch."""
         made = os.path.join(fetch.BUILD, "lab/um/build/include/generated/user_constants.h")
         if not os.path.exists(made):
             self.skipTest("the um kernel is not built")

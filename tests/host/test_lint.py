@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""clang-tidy finds the same faults in an included file and in a main file; comments need subjects.
+"""Test lint.py and prose.py. clang-tidy finds the same faults in included files and in main files.
 
 Why: lint.py would also print "ok" if it ran only half of the checks on a source, or if it left a
 file out without a reason.
@@ -103,7 +103,7 @@ class Lint(unittest.TestCase):
 
 
 class Prose(unittest.TestCase):
-    """Files with headless clauses."""
+    """Files with headless clauses, which prose.py finds."""
 
     @staticmethod
     def complaints(*names, not_yet=(), text="{} is idle", word="what"):

@@ -1,8 +1,8 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""tests/mutations.toml, and the READMEs of the patches, name programs and cases that exist.
+"""tests/mutations.toml and the READMEs of the patches name programs and cases that exist.
 
-Why: a row with an old name of a case can't be repeated, and no other test reads these files.
+Why: a row that has the old name of a case is useless. No other test reads these files.
 """
 import functools
 import glob
@@ -20,7 +20,7 @@ import mutations  # noqa: E402
 
 CATCH = r'TEST_CASE(?:_METHOD\(\w+,|\()\s*((?:"[^"]*"\s*)+)'
 METHOD = r"def (test_\w+)"
-# Programs other than Catch2's and test_NAME: their sources, and the names of their cases.
+# For programs other than Catch2's and test_NAME: their sources, and the names of their cases.
 OTHERS = {
     "matrix": ("libibverbs/examples/mr_notify/operations_*.cpp",
                r'\b(?:invalidates|harmless|add)\(\s*"([^"]+)"'),
@@ -106,7 +106,7 @@ def has(program, case):
 
 
 def has_kernel(part):
-    """If a topic or row names a kernel, is this a kernel of the lab?"""
+    """Is the kernel that a topic or row names a kernel of the lab? True if it names no kernel."""
     return "kernel" not in part or f"machines/{part['kernel']}.toml" in named()
 
 

@@ -15,8 +15,8 @@ import namespace  # noqa: E402
 
 
 class Namespace(unittest.TestCase):
-    """Each test uses this machine's own root, in a folder outside /tmp, because a namespace has its
-    own /tmp.
+    """Each test runs scripts on an overlay of this machine's root. The test's folder is outside
+    /tmp, because a namespace has its own /tmp.
     """
 
     def setUp(self):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Tests of buildlib/overlay.py and fetch.py on small trees in a temporary folder, without network.
 
-Why: both scripts fail rarely, long after they were written, when upstream moves. Then the message
-must name the files. Run: /usr/bin/python3 -m unittest discover -s tests/host
+Why: both scripts fail only when upstream changes, which is rare. At that time the message must name
+the files. Run: /usr/bin/python3 -m unittest discover -s tests/host
 """
 import contextlib
 import hashlib
@@ -170,7 +170,9 @@ class HookTest(Fixture):
         self.assertEqual(self.read("libibverbs/verbs.h"), UPSTREAM["libibverbs/verbs.h"])
 
     def test_no_fuzz(self):
-        """With fuzz patch(1) would accept a difference in the outermost line of context."""
+        """If fuzz were allowed, patch(1) would accept a difference in the outermost line of
+        context.
+        """
         hook = HOOK.replace("@@ -2,2 +2,3 @@", "@@ -1,4 +1,5 @@")
         hook = hook.replace(" second", " other\n second").replace(" third", " third\n fourth")
         self.write("buildlib/hooks/0001-a.patch", hook)
@@ -194,7 +196,7 @@ class HookTest(Fixture):
         self.assertEqual(self.read("libibverbs/verbs.h").count("added"), 1)
 
     def test_included_file_is_newer(self):
-        """A change of a .pxi reaches the hooked .pyx that includes it."""
+        """If a .pxi changes, the hooked .pyx that includes it becomes newer."""
         self.write("buildlib/hooks/0001-a.patch", '--- a/pyverbs/mr.pyx\n+++ b/pyverbs/mr.pyx\n'
                    '@@ -1,2 +1,3 @@\n class MR\n+include "x.pxi"\n end\n')
         ours = self.write("pyverbs/x.pxi", "x")
@@ -246,7 +248,7 @@ class EditedTest(Fixture):
 
 
 class LocalTest(Fixture):
-    """Patches only for the trees that are built here (the lab's kernels) come after the hooks."""
+    """Patches that only the lab's own trees need are applied after the hooks."""
 
     def lay(self, **options):
         overlay.overlay("linux", self.tree, repo=self.repo, **options)
@@ -316,7 +318,7 @@ class VersionTest(Fixture):
             self.assertFalse(os.path.lexists(os.path.join(self.tree, "libibverbs/ours.65.h")))
 
     def test_other_part(self):
-        """The version's part applies to one file, and the patch's part to the other file."""
+        """The version's part applies to one file. The patch's part applies to the other file."""
         self.write("buildlib/hooks/0001-a.65.diff", self.OTHER)
         self.lay()
         self.assertEqual(self.lines("verbs", "other"),

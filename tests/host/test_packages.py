@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Installs and removes the packages by the commands in Documentation/install.md.
 
-This happens on a scratch root (tests/lab/scratch_root.py), so this machine does not change.
+The commands run on a scratch root (tests/lab/scratch_root.py), so this machine does not change.
 """
 import os
 import re
@@ -18,7 +18,7 @@ sys.path.insert(0, os.path.join(REPO, "tests/lab"))
 import namespace  # noqa: E402
 import scratch_root  # noqa: E402
 
-# Prints a mark, then every installed package of rdma-core's source with its version.
+# Prints a mark, and then each installed package of rdma-core's source, with its version.
 SHOW = """
 echo {mark}
 dpkg-query -W -f '${{source:Package}} ${{Package}} ${{Version}}\\n' | grep '^rdma-core '

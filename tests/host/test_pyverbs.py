@@ -3,7 +3,7 @@
 """Our part of pyverbs calls every verb without Python's lock (the GIL).
 
 Why: a verb may wait for another thread of the program, which supplies a page or is in another call.
-If the other thread runs Python, it needs the lock.
+If that thread runs Python, it needs the lock.
 """
 import glob
 import os

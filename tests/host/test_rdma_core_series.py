@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """The mails for rdma-core apply to the plain tarball, each builds, and the result is our tree.
 
-Why: daily builds use the overlay. Only this test builds with the edited lists of upstream.
-It skips mails that it has built before.
+Why: daily builds use the overlay. Only this test builds with upstream's lists as the mails edit
+them. The test skips mails that it has built before.
 """
 import glob
 import hashlib
@@ -24,7 +24,8 @@ import overlay  # noqa: E402
 import rdma_core_series  # noqa: E402
 import series  # noqa: E402
 
-# The targets that mails change or add. A build makes the targets that exist so far, and runs TESTS.
+# The targets that mails change or add. A build makes the targets that exist so far. Then it runs
+# TESTS.
 TARGETS = ("ibverbs", "rxe-rdmav", "siw-rdmav", "ibv_devinfo", "check-no-cxx-runtime",
            "ibv_mr_notify", "ibv_mr_cache")
 TESTS = ("rxe_wr_test", "mr_notify_test", "mr_cache_test")
@@ -35,7 +36,7 @@ OF_OVERLAY = re.compile(r"(?m)^(?:\+.*(?:inject\.cmake|buildlib/hooks|overlay)|"
 
 
 def run(*command, **more):
-    """The output of a command; if the command fails, the failure has its output."""
+    """The output of a command. If the command fails, the message of the failure has the output."""
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                           check=False, **more)
     if done.returncode:

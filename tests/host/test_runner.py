@@ -83,7 +83,7 @@ class Counting(unittest.TestCase):
         self.assertEqual(str(count), "1 passed, 1 failed, 0 skipped")
 
     def test_unended(self):
-        """If a step did not end, the name of its failure includes the lab's messages."""
+        """If a step did not end, the failure is named after the step and the lab's messages."""
         text = "test_a ... ok\nlab: booted\nlab: the kernel reported: Oops: 0\n" \
                "lab: the guest ended without a result\n"
         self.assertEqual(results.unended("step", text).failures[0].name,
@@ -124,7 +124,7 @@ class Again(unittest.TestCase):
 
 
 class Guest(unittest.TestCase):
-    """The script of a guest, and the results in its outputs. Here a shell runs the script."""
+    """The script of a guest, which a shell runs here, and the results in the guest's outputs."""
 
     def told(self, *commands, cut=None):
         """The output of each command, as (number, status, text)."""
@@ -183,8 +183,8 @@ class Schedule(unittest.TestCase):
     """The order."""
 
     def done(self, jobs, *tasks):
-        """Run tasks, each (name, needs, seconds, good). Return the order in which they were done or
-        given up."""
+        """Run tasks, each of them (name, needs, seconds, good). Return the order in which they were
+        done or given up."""
         order = []
 
         def work(name, good):
@@ -252,7 +252,8 @@ class Whole(unittest.TestCase):
         self.assertFalse(any("made" == line for line in printed))
 
     def test_a_failure_is_told_at_its_step(self):
-        """A failure is printed immediately. The report comes after all lanes, and not after ^C.
+        """A failure is printed immediately. The report comes after all lanes. After ^C there is no
+        report.
         """
         printed, _ = self.run_lanes(
             {}, lanes.Lane([lanes.Step("bad", "echo not ok two; exit 1", results.lines)]))
@@ -329,12 +330,12 @@ class Whole(unittest.TestCase):
     def test_nothing_else_is_repeated(self):
         self.assertEqual(self.run_guest("not ok one\nok two\n")[1:3],
                          ("2 passed, 1 failed, 0 skipped", []))
-        # If a kernel reports a problem, or a guest dies, the case is not repeated either.
+        # If a kernel reports a problem, or a guest dies, no case is repeated.
         self.assertEqual(self.run_guest("pace one\nnot ok one\nok two\n", status=99)[1:3],
                          ("1 passed, 2 failed, 0 skipped", []))
 
     def test_a_late_machine(self):
-        """The guest and the command that repeats a failure preload the library."""
+        """The library is preloaded in the guest, and by the command that repeats a failure."""
         slow = f"RUN_SLOW=calls LD_PRELOAD={lanes.REPO}/build/tests/libslow_machine.so"
         printed, _, _, script = self.run_guest("not ok one\n", late="calls")
         self.assertIn(f"\nexport {slow}\n", script)
@@ -365,14 +366,14 @@ class Whole(unittest.TestCase):
                 self.assertLess(seconds, 600)
 
     def test_a_step_that_goes_on_may_last(self):
-        """A step that goes on printing may run longer than the limit, because machines can be slow.
+        """A step may run longer than the limit as long as it prints, because machines can be slow.
         """
         count, _, _ = self.run_for(
             "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 0.5; echo $i; done; echo ok one")
         self.assertEqual(count, "1 passed, 0 failed, 0 skipped")
 
     def test_a_guest_may_last(self):
-        """The steps of a guest may take hours on a slow machine, but a step that hangs is ended
+        """The steps of a guest may take hours on a slow machine. A step that hangs is ended
         earlier.
         """
         with mock.patch.object(runner.Run, "command", return_value=1) as command:

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The kernel series as mails: it applies to plain sources, each patch builds, checkpatch passes.
+"""The kernel series as mails applies to plain sources, each patch builds, and checkpatch passes.
 
 Why: daily builds use the overlay, and only this test builds the series. The test builds against
 Debian's headers, and skips a series that it has built before.
@@ -40,10 +40,10 @@ def touched(mail):
 
 
 def batches(files):
-    """Lists of {mail: its files}; the mails of a list are built together.
+    """Lists of {mail: its files}. The mails of one list are built together.
 
-    Most lists have one mail. If mails change only drivers that the lab can't try, and no two of
-    them change the same driver, these mails share a list. Each mail's mistakes still show.
+    Most lists have one mail. Mails share a list if they change only drivers that the lab can't try,
+    and if no two of them change the same driver. The mistakes of each mail still show.
     """
     done, seen = [], set()
     for mail, names in files.items():
@@ -67,7 +67,9 @@ def empty_places():
 
 
 def build(package, tree, places, names):
-    """Build the modules of a tree. Of drivers that the lab can't try, compile only these files."""
+    """Build the modules of a tree. For drivers that the lab can't try, compile only the files in
+    `names`.
+    """
     untried = {name for name in names if name.startswith(UNTRIED)}
     if names - untried:
         debian.build_modules(package, tree, places[0], driver.make)

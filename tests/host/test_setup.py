@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""buildlib/setup while another apt runs; shell scripts replace the commands that it calls."""
+"""Try buildlib/setup while another apt runs. Shell scripts replace the commands that it calls."""
 import os
 import shutil
 import subprocess

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""buildlib/step prints one line for a command, and all output if it fails. No process is left."""
+"""buildlib/step prints one line, and all output of a command that fails. No process is left."""
 import os
 import pty
 import subprocess
@@ -19,7 +19,7 @@ class Step(unittest.TestCase):
         self.log = os.path.join(folder.name, "folder/log")
 
     def run_step(self, command):
-        """Run a shell command as a step; returns when no process has its outputs open."""
+        """Run a shell command as a step, and wait until no process has its outputs open."""
         return subprocess.run([STEP, "title", self.log, "sh", "-c", command], text=True,
                               check=False, capture_output=True)
 

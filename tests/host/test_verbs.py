@@ -23,8 +23,8 @@ MAP = "libibverbs/libibverbs_mr_notify.map"
 PACKAGED = {name: f"libibverbs/libibverbs_mr_notify{ending}.symbols"
             for name, ending in (("rdma-core", ""), ("rdma-core-65", ".65"))}
 CACHE = "0006-pyverbs-include-mr-cache.patch"
-# A row has a place that must name each verb, the Python pattern of the name (@ is the verb), and
-# the text of the failure.
+# A row has three values: a place that must name each verb, the Python pattern of the name (@ is the
+# verb), and the text of the failure.
 PLACES = (
     ("libibverbs/mr_*.h",
      r"\n \* @ - \w(?:(?!\*/)(?:.|\n))*\n \* Returns (?:.|\n)*?\*/\n[^\n]*\b@\(",

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Spin checks the word protocol of registrations that can be suspended, in all interleavings.
 
-Why: Spin tries all of millions of interleavings. A test in a guest may hit a race only once a
-month. Seeded mistakes show that the model can find a race.
+Why: Spin tries all interleavings, which are millions. A test in a guest may hit a race only once a
+month. Mistakes that are seeded in the model show that Spin can find a race.
 """
 import os
 import subprocess
@@ -35,8 +35,8 @@ def search(bug=None):
 
 
 class WordProtocol(unittest.TestCase):
-    """The model keeps the guarantees for a user. A seeded mistake in the kernel breaks a
-    guarantee.
+    """The model keeps the guarantees for a user. A mistake that is seeded in the model's kernel
+    breaks a guarantee.
     """
 
     def test_all_interleavings(self):

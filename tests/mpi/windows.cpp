@@ -67,8 +67,7 @@ int seed_of(int who, int round)
 	return 2 * round + who;
 }
 
-/* Maps by a raw system call, as Go, Rust or a custom allocator does, so libraries do not see this.
- * */
+/* Maps by a raw system call, as Go or a custom allocator does, so libraries do not see the call. */
 bytes map(std::size_t size, std::byte *at = nullptr)
 {
 	const long addr =
