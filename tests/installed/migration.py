@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""QEMU moves a virtual machine to another process over RDMA; the memory must arrive unchanged.
+"""Let QEMU move a virtual machine to another process over RDMA. The memory must arrive unchanged.
 
-The virtual machine is stopped, and each process keeps the machine's memory in a file, so that the
-files can be compared. Commands to QEMU are in QMP.
+The virtual machine is stopped. Each process keeps the machine's memory in a file, so that the files
+can be compared. Commands to QEMU are in QMP.
 """
 import contextlib
 import hashlib
@@ -15,7 +15,7 @@ import threading
 import time
 
 RAM = 64 << 20      # bytes
-RANDOM = 48 << 20   # random bytes; QEMU does not send the rest, which is 0
+RANDOM = 48 << 20   # bytes that are random; the rest is 0, and QEMU does not send it
 QEMU = ["qemu-system-x86_64", "-nodefaults", "-display", "none", "-accel", "tcg", "-S",
         "-m", f"{RAM >> 20}M", "-machine", "pc,memory-backend=ram",
         "-mon", "chardev=told,mode=control"]
@@ -47,7 +47,7 @@ class Machine:
         raise OSError(f"{command}: QEMU has ended")
 
     def status_after(self, command, *statuses):
-        """Repeat the command until the status is none of these; return the status."""
+        """Repeat the command until it returns another status than these; return that status."""
         while (status := self.ask(command).get("status")) in statuses:
             time.sleep(0.05)
         return status
@@ -66,8 +66,8 @@ class Machine:
 
 
 def migrate(source, target, uri, pinned):
-    """Migrate; return the complaints. @pinned: register all memory first. Otherwise QEMU registers
-    each MiB before sending it."""
+    """Migrate; return the complaints. If @pinned is true, QEMU registers all memory first.
+    Otherwise QEMU registers each MiB before sending it."""
     for machine in (source, target):
         machine.ask("qmp_capabilities")
         machine.ask("migrate-set-capabilities",

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Two processes send each other messages of growing size and compare every byte. Prints
- * "exchanged N messages". Each MPI's compiler builds it.
+ * Two processes send each other messages of growing size and compare every byte. The program prints
+ * "exchanged N messages". It is built with the compiler of each MPI.
  */
 #include <mpi.h>
 #include <stdio.h>

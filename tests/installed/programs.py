@@ -3,12 +3,12 @@
 """Run Debian's own, unmodified RDMA programs on the installed packages, over rxe0.
 
 This script is for a guest that was started with tests/lab/run --packages. The programs also run on
-the library in the build folder. The first argument is a part of the names of checks to run. Each
-check prints one line: "ok NAME" or "not ok NAME". Each pair of programs runs three times: without
-the cache, with the cache for local rights, and with the cache for remote rights, too. Both programs
-must succeed, the client must print its result, and both must have loaded only the packages'
-libibverbs. The speed of the programs does not matter. QEMU moves a virtual machine, whose memory is
-compared (migration.py).
+the library in the build folder. If there is an argument, only checks whose names contain it run.
+Each check prints one line: "ok NAME" or "not ok NAME". Each pair of programs runs three times:
+without a cache, with RDMAV_MR_CACHE=1, and with RDMAV_MR_CACHE=remote. Both programs must succeed,
+the client must print its result, and both programs must have loaded only the packages' libibverbs.
+The speed of the programs does not matter. One check lets QEMU move a virtual machine, and compares
+the memory (migration.py).
 """
 import contextlib
 import glob
@@ -30,8 +30,9 @@ import ucx  # noqa: E402
 ADDRESS = "10.0.0.1"
 LIMIT = 600     # seconds until a program counts as hung; all take less than 6 on an idle machine
 PATIENCE = 10   # seconds to wait for a program whose peer has failed
-# The message if a queue pair gets no packet for half a second. A busy host may stop an emulated CPU
-# for half a second. The message also comes without on-demand paging and without the fork.
+# A program prints this message if a queue pair gets no packet for half a second. A busy host may
+# stop an emulated CPU for so long. The message also comes without on-demand paging and without the
+# fork.
 RETRIES_RAN_OUT = "transport retry counter exceeded"
 ATTEMPTS = 3
 PACKAGES = ("libibverbs1", "ibverbs-providers", "libibverbs-dev", "ibverbs-utils", "rdma-core",
@@ -63,7 +64,7 @@ class Pair:
     name: str
     command: list
     port: int           # where the server listens for its client
-    result: str         # a pattern of the client's output: all iterations were done
+    result: str         # the pattern that the client prints after all iterations
     environment: dict = field(default_factory=dict)
     server: tuple = ()  # options of the server only
     client: tuple = ()
@@ -71,8 +72,9 @@ class Pair:
 
 # Two programs are left out. udpong of rdmacm-utils fails over soft-RoCE ("rconnect: No such file or
 # directory"), also with Debian's own libraries. fi_pingpong over ofi_rxm sometimes crashes. If the
-# peer closes first, ofi_rxm posts a receive to an endpoint that ofi_rxm has just closed
-# (libfabric's issue 11828). Open MPI below uses ofi_rxm, and waits for its peers at the end.
+# peer closes first, ofi_rxm posts a receive to an endpoint that it has just closed (libfabric's
+# issue 11828). Open MPI, which also uses ofi_rxm, is not left out, because it waits for its peers
+# at the end.
 PAIRS = (
     Pair("perftest ib_write_bw", ["ib_write_bw", *PERFTEST], 18515, PERFTEST_LINE),
     Pair("perftest ib_read_lat", ["ib_read_lat", *PERFTEST], 18515, PERFTEST_LINE),
@@ -113,15 +115,17 @@ def library():
 
 
 def environment(cached, folder, more):
-    """A program's environment, with or without RDMAV_MR_CACHE. The loader's log is in `folder`."""
+    """A program's environment, with or without RDMAV_MR_CACHE. The loader writes its log to
+    `folder`.
+    """
     env = {name: value for name, value in os.environ.items() if not name.startswith("RDMAV_")}
     return {**env, "LD_DEBUG": "libs", "LD_DEBUG_OUTPUT": os.path.join(folder, "ld"), **more,
             **({"RDMAV_MR_CACHE": cached} if cached else {})}
 
 
 def loaded_wrongly(folder, processes):
-    """The complaints if too few processes loaded the packages' libibverbs, or if a process loaded
-    another file.
+    """Return complaints if too few processes loaded the packages' libibverbs, or if a process
+    loaded another file.
     """
     found = []
     for path in glob.glob(os.path.join(folder, "ld.*")):
@@ -157,8 +161,8 @@ def listening(port):
 
 
 def both_end(server, client):
-    """Wait until both programs end. Return False at a time limit, because the peer of a failed
-    process may wait forever.
+    """Wait until both programs end, or until a time limit, because the peer of a failed process may
+    wait forever. Return False at the time limit.
     """
     end = time.monotonic() + LIMIT
     while server.poll() is None or client.poll() is None:
@@ -260,7 +264,7 @@ def check_packages():
 
 
 def check_devices():
-    """Check that UCX lists its transports over rxe0; return the complaints."""
+    """Check that UCX lists its transports over rxe0. Return the complaints."""
     listed = subprocess.run(["ucx_info", "-d"], capture_output=True, text=True, check=False).stdout
     found = re.findall(r"Transport: (\w+)\n#\s+Device: rxe0:1$", listed, re.MULTILINE)
     return "" if {"rc_verbs", "ud_verbs"} <= set(found) else listed

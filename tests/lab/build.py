@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Make a machine's kernel, modules and initramfs. Parts that are up to date stay.
+"""Build a machine's kernel, modules and initramfs, if they are not up to date.
 
-The lab compares a fingerprint before it runs make, because every run of the lab checks its kernel,
-and make needs seconds for this check. The fingerprint is a digest of all our input files, taken
-before the build, so an edit during the build leads to another build.
+Every run of the lab checks whether its kernel is up to date. make needs seconds for this check, so
+the lab compares a fingerprint first. The fingerprint is a digest of all our input files. It is
+taken before the build, so an edit during the build leads to another build.
 """
 import contextlib
 import fcntl
@@ -81,7 +81,7 @@ def read(path):
 
 
 def stamp(machine, ours):
-    """The digest of our files and the upstream version from which a machine was made."""
+    """The digest of our files, and upstream's version. A machine is made from both."""
     return f"{ours} {read(fetch.version_file(machine.linux, BUILD))}"
 
 
@@ -98,8 +98,8 @@ def end_build(process):
 def run(command, log, env=None):
     """Run one step of a build, with its output in a log. If the step fails, print its errors.
 
-    The step inherits the lock of ready(). So if we are killed, other processes wait until the
-    step ends.
+    The step inherits the lock of ready(). So if this process is killed, other processes wait until
+    the step ends.
     """
     os.makedirs(os.path.dirname(log), exist_ok=True)
     with open(log, "w", encoding="utf-8") as out:
@@ -130,8 +130,8 @@ def hooked_tree(*options, linux="linux"):
 
 
 def copy_objects(machine, out):
-    """Begin with the objects of a machine with nearly the same configuration: make compiles only
-    files whose options differ.
+    """Begin with the objects of a machine that has nearly the same configuration. Then make
+    compiles only files whose options differ.
     """
     if machine.objects_of and not os.path.exists(out):
         other = load(machine.objects_of)
@@ -195,8 +195,8 @@ def make_from_package(machine):
 
 
 def live_with_dkms(machine):
-    """Make the DKMS package. tests/lab/dkms_life installs it, updates the kernel, and removes it.
-    On another release tests/lab/dkms_update does.
+    """Make the DKMS package. Let tests/lab/dkms_life install it, update the kernel, and remove it.
+    On another release of Debian use tests/lab/dkms_update.
     """
     done = subprocess.run([os.path.join(REPO, "buildlib/package"), "dkms"], text=True,
                           stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, check=False)
@@ -229,7 +229,7 @@ def up_to_date(machine):
 
 
 def announce(machine):
-    """Print the name of the next build, and how long the last such build took here."""
+    """Print the name of the next build, and how long its last run took on this machine."""
     what = ("Debian's kernel and our modules" if machine.our_modules or machine.dkms else
             "Debian's kernel") if machine.image == "package" else "a kernel from Linux's source"
     state = "not up to date" if os.path.exists(machine.kernel) else "not built yet"
@@ -271,11 +271,13 @@ def lock_alone(lock, machine):
 
 @contextlib.contextmanager
 def ready(machine):
-    """Bring a machine up to date, and keep it unchanged, because a running guest loads modules.
+    """A context that brings a machine up to date and keeps it unchanged, because guests load
+    modules.
 
-    Guests share the lock of the machine's folder; the process that makes the machine holds the
-    lock exclusively. A change between these modes releases the lock for a moment, in which another
-    process may make the machine. So this function checks again after each change.
+    Guests share the lock of the machine's folder. The process that makes the machine holds the lock
+    exclusively. A process that changes from one mode to the other releases the lock for a moment,
+    and meanwhile another process may make the machine. So this function checks again after each
+    change.
     """
     os.makedirs(machine.folder, exist_ok=True)
     with open(os.path.join(machine.folder, ".lock"), "w", encoding="utf-8") as lock:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Find the kernel's reports in a guest's console.
 
-Why: a command may succeed although the kernel was damaged. A panic, oops, BUG, WARNING, or a
-report of lockdep, KASAN, UBSAN, KFENCE, RCU or of the hung-task detector fails the run of any
-command. A program's own crash ("traps: ...") or an out-of-memory kill does not fail it.
+Why: a command may succeed although the kernel was damaged. So a run fails after a panic, oops, BUG
+or WARNING, and after a report of lockdep, KASAN, UBSAN, KFENCE, RCU or the hung-task detector. A
+program's own crash ("traps: ...") and an out-of-memory kill are no such reports.
 """
 import dataclasses
 import re

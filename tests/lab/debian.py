@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Debian's own kernel in a guest: our RDMA modules for it, and the modules that it finds."""
+"""Build our RDMA modules for Debian's own kernel, and lay out the modules that its guest finds."""
 import lzma
 import os
 import shutil
@@ -49,8 +49,8 @@ SAME_CHECKSUM = ("cmd_gen_symversions_c=$(NM) $@ | sed -n "
 def build_modules(package, tree, place, run, more_drivers=(), options=()):
     """Build the modules from `tree` in `place`; return their paths.
 
-    All their symbols have the same checksum. Real checksums would take two fifths of the time, and
-    are not needed, because all users of these symbols are built together.
+    All symbols of these modules have the same checksum. Real checksums would take two fifths of the
+    time. They are not needed, because all users of these symbols are built together.
     """
     folders = (*kernel_modules.STACK, *more_drivers)
     kernel_modules.link(tree, place, folders)
@@ -69,8 +69,8 @@ def dependencies(path):
 
 
 def lay_modules(package, names, ours, place):
-    """Fill `place` with the named modules and their dependencies; our modules replace the
-    package's.
+    """Fill `place` with the named modules and their dependencies. Our modules replace the modules
+    of the package.
 
     In this small tree of plain files depmod takes 0.3 s instead of 7 s, and loading needs no xz.
     Missing modules are left out, for example siw if we have not built it. If a symbol is missing,

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The QEMU that emulates guests: the system's, or a newer one if the system's is not reliable.
+"""Find the QEMU that emulates guests. If the system's QEMU is not reliable, fetch a newer QEMU.
 
-Why: if QEMU before 8.1 translates code while another emulated CPU writes to the code, QEMU may keep
-the old bytes. Linux patches its own code all the time (static keys, trace events), and dies of a
-breakpoint that is no longer in its memory ("Oops: int3"). Debian 12 has QEMU 7.2, and QEMU 10.0 in
-its backports. apt fetches and verifies QEMU 10.0, which is unpacked below the build folder and uses
-the libraries of the system's QEMU.
+Why: if QEMU before 8.1 translates code while another emulated CPU writes to this code, QEMU may
+keep the old bytes. Linux often patches its own code (static keys, trace events). Then it runs into
+a breakpoint that is no longer in its memory, and dies ("Oops: int3"). Debian 12 has QEMU 7.2, and
+QEMU 10.0 in its backports. apt fetches and verifies QEMU 10.0, which is unpacked below the build
+folder and uses the libraries of the system's QEMU.
 """
 import contextlib
 import glob
@@ -63,8 +63,8 @@ def said():
 
 
 def program():
-    """Return the program to start. Fetch the newer QEMU if needed. If this fails, use the system's
-    QEMU.
+    """Return the QEMU to start. If a newer QEMU is needed, fetch it. If fetching fails, use the
+    system's QEMU.
     """
     with private_apt.alone(os.path.join(FOLDER, ".lock")):
         if version(newer()) >= RELIABLE:
@@ -85,7 +85,7 @@ def program():
 
 
 def cpu(chosen):
-    """The CPU model: all features that QEMU emulates except fast string instructions.
+    """The CPU model has all features that QEMU emulates, except fast string instructions.
 
     QEMU executes "rep movsb" and "rep stosb" byte by byte. Without these features the kernel clears
     and copies pages eight bytes at a time.

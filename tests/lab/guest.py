@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Start a guest, pass on its command's output, and end it in any case.
+"""Start a guest, pass on the output of its command, and end the guest in any case.
 
-A guest is one process group. It ends by itself, by a time limit, or by a signal to this process. If
-this process is killed, a keeper process ends the guest. The keeper only waits for the end of this
-process. The keeper also removes the control folder. This folder is shared with the guest, and has
-the command and its status.
+A guest is one process group. It ends by itself, at a time limit, or after a signal to this process.
+A keeper process waits for the end of this process. If this process is killed, the keeper ends the
+guest, and removes the control folder. This folder is shared with the guest, and has the command and
+its status.
 """
 import dataclasses
 import os
@@ -33,7 +33,7 @@ def quote_config(values):
 
 
 class Guest:
-    """One run of one machine: a context that removes all files and processes at its end."""
+    """One run of one machine. The context removes all files and processes at its end."""
 
     def __init__(self, machine, memory, cpus, results="", layer="", place=None):
         self.machine = machine
@@ -94,7 +94,7 @@ class Guest:
             "hostname": f"node{self.place.node}" if self.place else socket.gethostname()}))
 
     def qemu(self, out, err, port, accelerator):
-        """The QEMU command, with descriptors for its outputs and for messages to the lab."""
+        """The QEMU command. The descriptors are for the outputs and for messages to the lab."""
         self.config("/dev/vport0p1 /dev/vport0p2 /dev/vport0p3")
         shares = [("root", "/", ",readonly=on"), ("control", self.control, "")]
         if self.results:
@@ -128,7 +128,7 @@ class Guest:
         return command
 
     def uml(self, out, err, port):
-        """The User Mode Linux command; the console is its standard error."""
+        """The command of User Mode Linux, whose standard error is the console."""
         self.config("/dev/tty1 /dev/tty2 /dev/tty3")
         return [self.machine.kernel, f"mem={self.memory >> 20}M",
                 f"initrd={self.machine.initramfs}", f"uml_dir={self.control}/uml/", "umid=lab",
@@ -144,12 +144,12 @@ class Guest:
                 for card, end in enumerate(self.place.ends)] if self.place else []
 
     def kernel_arguments(self, more):
-        """The kernel's command line, with log level 5, because "quiet" would hide a WARNING."""
+        """The kernel's command line. It has log level 5, because "quiet" would hide a WARNING."""
         return " ".join(["loglevel=5", "printk.time=1", *self.machine.cmdline,
                          *self.machine.checks, more])
 
     def start(self, accelerator="tcg", extra=""):
-        """Start the guest; its outputs are then in `streams`."""
+        """Start the guest. Afterwards `streams` has its outputs."""
         pairs = [socket.socketpair() for _ in range(3)]
         fds = [theirs.fileno() for _, theirs in pairs]
         if self.machine.engine == "uml":
@@ -266,9 +266,9 @@ def kill_group(group):
 def accelerator(machine):
     """Choose KVM if a trial shows that KVM works. The trial runs once per boot of the host.
 
-    Some software implementations of KVM abort QEMU, or are slower than QEMU's emulation. The trial
-    leaves out the machine's own devices, which may need more CPUs or memory. If the trial does not
-    end in time, the host may be busy, so the answer is not kept.
+    Some implementations of KVM in software abort QEMU, or are slower than QEMU's emulation. The
+    trial leaves out the machine's own devices, which may need more CPUs or memory. If the trial
+    does not end in time, the host may be busy. Then the answer is not kept.
     """
     kept = os.path.join(BUILD, "lab", "accelerator")
     with open(BOOT_ID, encoding="ascii") as text:

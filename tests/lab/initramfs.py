@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Write a machine's initramfs: busybox, tests/lab/enter, and the modules for booting.
+"""Write a machine's initramfs, with busybox, tests/lab/enter, and the modules for booting.
 
-The archive is written directly in cpio's "newc" format, because mknod of /dev/console needs root.
+This module writes cpio's "newc" format itself, because mknod of /dev/console would need root.
 """
 import os
 import shutil

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Make a kernel configuration only from small fragments.
 
-This module replaces merge_config.sh. If Kconfig drops an option (for example because a new point
-release adds a dependency), merge_config.sh only warns. Then the test that needs the option fails
-much later.
+This module replaces merge_config.sh. Kconfig may drop an option, for example because a new point
+release adds a dependency. merge_config.sh only warns of this, and the test that needs the option
+fails much later.
 """
 import os
 import re

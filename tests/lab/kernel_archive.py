@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Two states of Debian's archive, as apt sees them before and after a kernel update.
+"""Make two states of Debian's archive, which apt sees before and after a kernel update.
 
-Why: tests/lab/dkms_life tests a kernel update, and apt offers only the newest kernel by its name.
-Debian's archive still has the image, headers and source of the older kernel, but lacks the older
-metapackages, which depend on them. This module makes these metapackages from the present
-metapackages, with the older version in them. The images lack most drivers, because dkms lets depmod
+Why: tests/lab/dkms_life tests a kernel update, but Debian's metapackages name only the newest
+kernel. Debian's archive still has the image, headers and source of the older kernel, but lacks the
+older metapackages, which depend on them. This module makes older metapackages: it writes the older
+version into the present ones. It leaves most drivers out of the images, because dkms lets depmod
 read all modules each time.
 """
 import contextlib
@@ -30,7 +30,7 @@ LEFT_OUT = ("sound", *(f"drivers/{name}" for name in (
 
 
 def older(version):
-    """The newest older version in the archive that is not a revision of the same kernel.
+    """The newest of the older versions in the archive that are not revisions of the same kernel.
 
     apt lists a version once per suite. Revision -2 of a kernel replaces -1.
     """
@@ -59,7 +59,7 @@ def followers(version):
 
 @contextlib.contextmanager
 def repacked(deb, folder):
-    """A context in which a package's files can be changed. At its end it packs them into
+    """A context in which a package's files can be changed. At its end the files are packed into
     `folder`."""
     tree = os.path.join(folder, "tree")
     subprocess.run(["dpkg-deb", "-R", deb, tree], check=True)
@@ -86,7 +86,7 @@ def follower_of(deb, version, before, folder):
 
 def without_drivers(deb, folder):
     """Make the image of a kernel without LEFT_OUT, in `folder`. md5sums lists only the files that
-    are left, so that dpkg -V reports none.
+    are left, so that dpkg -V reports no missing files.
     """
     with repacked(deb, folder) as tree:
         for kernel in glob.glob(os.path.join(tree, "**/lib/modules/*/kernel"), recursive=True):

@@ -7,9 +7,10 @@ import os
 import subprocess
 
 # $1 is the folder of the upper layer, $2 the layers below, $3 the script that runs on the overlay.
-# Then come the folders to bind into the overlay: path on the host, path there, ro or rw for each.
-# With redirect_dir and metacopy off, the upper layer has whole files, which also work on other
-# lower layers. With an empty /run, scripts find no running services to restart.
+# Three more arguments follow for each folder to bind into the overlay: path on the host, path
+# there, ro or rw. redirect_dir and metacopy are off, so that the upper layer has whole files, which
+# also work on other lower layers. /run is empty, so that scripts find no running services to
+# restart.
 NAMESPACE = """\
 set -eu
 mkdir -p "$1/upper" "$1/work" "$1/root"
@@ -44,7 +45,7 @@ def as_root(command, env):
 def run(place, lower, script, environment, binds=(), **streams):
     """Run a shell script on layers (paths, the uppermost first); return its status.
 
-    Its changes go to `place`. Its environment is `environment` with PATH, LC_ALL and HOME.
+    The script's changes go to `place`. Its environment is `environment` with PATH, LC_ALL and HOME.
     """
     env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", "HOME": "/root",
            **environment}
@@ -54,7 +55,7 @@ def run(place, lower, script, environment, binds=(), **streams):
 
 
 def remove(*places):
-    """Remove files or folders; root owns files made in a namespace."""
+    """Remove files or folders, which may belong to root if they were made in a namespace."""
     there = [place for place in places if os.path.lexists(place)]
     if there:
         subprocess.run(as_root(["rm", "-rf", "--one-file-system", *there], {}), check=True)

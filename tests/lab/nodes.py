@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Guests with wires between them. A guest can be killed and started again while others run.
+"""Run guests with wires between them. A guest can be killed and started again while others run.
 
-A wire is a pair of sockets, one end for each node, without ports and paths. This process keeps
-both ends, so a wire outlives its nodes. Packets for a node that does not run are dropped.
-A node has a port to this process, on which it sends "ready", "start N" or "kill N", and gets the
+A wire is a pair of sockets, one for each node, without ports and paths. This process keeps both
+sockets, so a wire outlives its nodes. Packets for a node that does not run are dropped. A node has
+a port to this process. On this port the node sends "ready", "start N" or "kill N", and gets the
 results.
 """
 import dataclasses
@@ -35,7 +35,7 @@ class Life:
 
 
 class Nodes:
-    """Two nodes: a context that closes the wires at its end."""
+    """Two nodes. The context closes the wires at its end."""
 
     def __init__(self, netem, make):
         """`make` makes a guest for a Place and starts it. The caller ends it."""
@@ -60,7 +60,7 @@ class Nodes:
         self.selector.close()
 
     def pump(self, limit):
-        """Start all nodes, pass on their outputs until all have ended; return the list of Lives."""
+        """Start all nodes, and pass on their outputs until all have ended. Return the Lives."""
         deadline = time.monotonic() + limit
         for node, place in self.places.items():
             for end in place.ends:

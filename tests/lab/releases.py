@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Roots of other releases of Debian, made from this machine's archive and kept.
+"""Make roots of other releases of Debian from this machine's archive, and keep them.
 
-Each root has two layers: a fresh machine (mmdebstrap), and the packages that buildlib/setup
-installs on it. A command runs on a temporary overlay of these layers. On the overlay this
-repository has its usual path, and a build folder of the release, which is kept. The command uses
-the compiler cache of this machine.
+Each root has two layers: a fresh system (mmdebstrap), and the packages that buildlib/setup installs
+on it. A command runs on a temporary overlay of these layers. On the overlay this repository has its
+usual path. The build folder there is the release's own, and is kept. The command uses the compiler
+cache of this machine.
 """
 import contextlib
 import fcntl
@@ -60,7 +60,7 @@ class Release:
         os.makedirs(self.place, exist_ok=True)
 
     def sources(self):
-        """The lines of its apt sources: this machine's archives, for this release."""
+        """The lines of the release's apt sources, which name this machine's archives."""
         uri = private_apt.archive_uris()[0]
         pairs = [(uri, ""), (uri, "-updates"),
                  *((uri, "-security") for uri in private_apt.archive_uris(security=True)[:1])]
@@ -93,7 +93,7 @@ class Release:
         return folder
 
     def make_base(self, log):
-        """Make a fresh machine, without syncing, because the machine can be made again."""
+        """Make a fresh system. It is not synced to the disk, because it can be made again."""
         namespace.remove(self.base, self.setup)
         with tempfile.NamedTemporaryFile("w", suffix=".conf") as conf:
             subprocess.run(ACQUIRE, shell=True, stdout=conf, check=True)
@@ -134,9 +134,10 @@ class Release:
 
     @contextlib.contextmanager
     def ready(self, fresh=False):
-        """A context in which the root is up to date and does not change. Its users share a lock.
+        """A context in which the root is up to date and does not change, because its users share a
+        lock.
 
-        Yields its layers, the uppermost first. With `fresh` only the fresh machine.
+        The value is the layers, the uppermost first. With `fresh` it is only the fresh system.
         """
         with open(os.path.join(self.place, ".lock"), "w", encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""A root on which packages are really installed, without a change of the host.
+"""Install packages on a root of their own, without a change of the host.
 
-Why: packages must be tried as users get them, by apt and dpkg with all their scripts. So apt and
-dpkg run in their own mount namespace, on an overlay whose lower layer is the host's root. The upper
+Why: packages must be tested as users get them, by apt and dpkg with all scripts. So apt and dpkg
+run in their own mount namespace, on an overlay whose lower layer is the host's root. The upper
 layer is kept until a package changes. A guest gets the upper layer above the host's files
 (tests/lab/run --packages).
 """
@@ -80,8 +80,8 @@ def installed():
     """Build the fork's packages, and install them on a root. The context's value is its upper
     layer.
 
-    The layer does not change in this context: users share a lock, and making the layer takes the
-    lock exclusively.
+    The layer does not change in this context, because users share a lock, and making the layer
+    takes this lock exclusively.
     """
     debs = subprocess.run([os.path.join(REPO, "buildlib/package"), "debs"], check=True, text=True,
                           stdout=subprocess.PIPE).stdout.splitlines()

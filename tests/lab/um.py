@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Can User Mode Linux run on this host's CPU?
+"""Check whether User Mode Linux can run on this host's CPU.
 
 User Mode Linux keeps the floating-point state of its programs in an area of fixed size, and the
 host accepts only the whole state. If the state does not fit, init is killed at boot. This module

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The treatment of packets by a wire between two nodes, in the words of tc-netem(8)."""
+"""Read how a wire between two nodes treats packets, in the words of tc-netem(8)."""
 import re
 
 FRACTION = r"(?:100|\d{1,2})(?:\.\d+)?%"

@@ -3,14 +3,15 @@
  * The word of a registration that can be suspended, and everything that changes the word:
  * two users, which take and drop a reference and settle; the shrinker; the worker; two
  * events that may have changed the mapping (CLEAR); and an event that has changed the
- * mapping (UNMAP). Spin tries all interleavings. A step here is one atomic instruction, or
- * runs under the tracker's lock, in umem_notify.c and umem_notify_reclaim.c.
+ * mapping (UNMAP). Spin tries all interleavings. In umem_notify.c and
+ * umem_notify_reclaim.c, a step of this model is one atomic instruction, or runs under the
+ * tracker's lock.
  *
- * If a thread adds a reference, or settles with a reference, and reads 0 in the kernel's
- * bits, then the device has access to the pages that the range maps, except during events
- * that have not returned.
+ * The guarantee: a thread adds a reference, or settles while it has a reference, and then
+ * reads 0 in the kernel's bits. Then the device has access to the pages that the range
+ * maps, except during events that have not returned.
  *
- * BUG_...: seeded mistakes that Spin must find.
+ * Each macro BUG_... seeds a mistake that Spin must find.
  */
 #define USERS 2
 #define TURNS 1
@@ -20,7 +21,10 @@ byte users;
 bool suspect, suspended, invalid;
 #define SAYS_NOTHING (!suspect && !suspended && !invalid)
 
-/* The tracker: its state equals the kernel's bits, because user space does not set them here. */
+/*
+ * The tracker. Its state equals the kernel's bits, because user space does not set these
+ * bits in this model.
+ */
 bool pages_suspect;
 bool taken;
 bool pinned = true; /* the device has pages */
@@ -77,7 +81,7 @@ inline restore() {
 #ifdef BUG_IN_PROGRESS
 		pages_suspect = false;
 #else
-		/* An event in progress leaves the state suspect. */
+		/* An event in progress leaves the state SUSPECT. */
 		atomic { pages_suspect = (in_progress > 0) };
 #endif
 #endif
@@ -90,11 +94,11 @@ inline restore() {
 	fi
 }
 
-/* One pass: an event during the pass leaves the state suspect. */
+/* Compares the mapping once. An event during the comparison leaves the state SUSPECT. */
 inline look() {
 	if
 	:: suspect ->
-		/* Waits for the end of an event, whose pages stay suspect until then. */
+		/* Waits for the end of an event. Until then its pages stay SUSPECT. */
 		atomic { in_progress == 0 || !suspect -> mine = suspect && pages_suspect; pages_suspect = pages_suspect && !mine }
 		same = (pinned_as == mapped);
 		atomic {
@@ -139,7 +143,7 @@ proctype user() {
 		:: else
 		fi;
 		if
-		/* A transfer, at any time while the user has the reference */
+		/* A transfer may happen at any time while the user has the reference. */
 		:: fine -> assert(pinned)
 		:: else
 		fi;
