@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """
-Test module for ibv_register_mr_all and on-demand paging: the verb through pyverbs, and
-the operations that test_odp leaves out.
+Test module for ibv_register_mr_all and on-demand paging. It calls the verb through pyverbs, and
+tests the operations that test_odp leaves out.
 """
 import errno
 import unittest
@@ -137,7 +137,7 @@ class OdpFlushPersistent(OdpFlush):
 
 class OdpUdReceive(UDResources):
     """
-    Both ends of unreliable datagrams, receives included.
+    Both ends of unreliable datagrams. Receives use the MR, too.
     """
     def create_mr(self):
         requires_mr_all(self)
@@ -177,7 +177,7 @@ class OdpOperationsTest(RDMATestCase):
 
     def test_flush_persistent(self):
         """
-        A flush to persistence finds that ordinary memory is not persistent.
+        A flush to persistence fails, because ordinary memory is not persistent.
         """
         self.create_players(OdpFlushPersistent)
         wcs = u.flush_traffic(**self.traffic_args, new_send=True, send_op=e.IBV_WR_FLUSH)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """
-Test module for cached registration: the verbs through pyverbs, without and with RC traffic.
-These tests check the interface; other tests check races. The module also runs with
+Test module for cached registration. It calls the verbs through pyverbs, without and with RC
+traffic. These tests check the interface, and other tests check races. The module also runs with
 RDMAV_MR_CACHE=1 and RDMAV_MR_CACHE=remote.
 """
 import ctypes
@@ -29,7 +29,7 @@ UNASKED = os.environ.get('RDMAV_MR_CACHE') in ('1', 'remote')
 TRUSTED = os.environ.get('RDMAV_MR_CACHE') == 'remote'
 NONE = os.environ.get('RDMAV_MR_CACHE') == '0'
 
-# Only the tests suspend registrations, even on a slow machine.
+# With an idle time of 0, only the tests suspend registrations, even on a slow machine.
 os.environ.setdefault('RDMAV_MR_CACHE_IDLE_MS', '0')
 
 # For each access the child registers a range. Then it prints whether the cache finds the whole
@@ -116,7 +116,7 @@ class MRCacheTestCase(MRNotifyTestCase):
 
     def fill(self, addr, length=LENGTH):
         """
-        Register and deregister: afterwards the registration is idle.
+        Register and deregister. Afterwards the registration is idle.
         :return: Handle, lkey and rkey
         """
         mr = self.reg_cached(addr, length)
@@ -149,7 +149,7 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_miss(self):
         """
-        Another buffer is another registration.
+        Another buffer gets another registration.
         """
         first, second = self.reg_cached(self.map()), self.reg_cached(self.map())
         self.assertNotEqual(first.handle, second.handle)
@@ -260,7 +260,7 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_dontneed(self):
         """
-        Other pages at the same address get another registration.
+        Other pages at the same address get a new registration.
         """
         addr = self.map()
         self.fill(addr)
@@ -293,7 +293,7 @@ class MRCacheTest(MRCacheTestCase):
 
     def test_mr_cache_closed(self):
         """
-        A closed context and a closed PD raise errors, and the process goes on.
+        A closed context and a closed PD raise errors, and the process does not crash.
         """
         self.pd.close()
         with self.assertRaises(PyverbsUserError):
@@ -324,7 +324,7 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_reclaim(self):
         """
-        The kernel suspends an idle MR; a hit restores it under the same keys.
+        The kernel suspends an idle MR. A hit restores the MR under the same keys.
         """
         if not self.attr_ex.device_cap_flags_ex & e._IBV_DEVICE_MR_RECLAIM:
             raise unittest.SkipTest('The device can not give registrations other pages')
@@ -362,7 +362,7 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_whole_numbers(self):
         """
-        A number that is not a valid limit raises an error instead of being truncated.
+        A number that is not a valid limit raises an error. It is not truncated.
         """
         old = self.ctx.reg_mr_limits()
         for call, numbers in ((lambda **kw: self.ctx.reg_mr_limits(**kw),
@@ -396,8 +396,8 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_evict_bytes(self):
         """
-        At the limit of bytes, too, the least recently used idle registration is evicted. An MR
-        larger than the limit gets a plain registration.
+        At the limit of bytes the least recently used idle registration is evicted. If an MR is
+        larger than the limit, it gets a plain registration.
         """
         first, second = self.map(), self.map()
         self.ctx.reg_mr_limits(max_bytes=LENGTH + PAGE)
@@ -443,8 +443,8 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_notify(self):
         """
-        A cached registration has the cache's word. If RDMAV_MR_CACHE caches an MR, and the MR has
-        only one user, this user can arm it with another word.
+        A cached registration has the cache's word. If RDMAV_MR_CACHE caches an MR that has only one
+        user, this user can arm the MR with another word.
         """
         addr = self.map()
         mr = self.reg_cached(addr)
@@ -526,7 +526,7 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_exact_bytes(self):
         """
-        A remote registration of some bytes serves these bytes only, not their page.
+        A remote registration of some bytes serves only these bytes, not their whole page.
         """
         addr = self.map()
         mr = self.reg_cached(addr + 100, 64, CACHED_REMOTE)
@@ -555,8 +555,8 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_forget_shared(self):
         """
-        A forgotten registration with another user is no longer found. It ends when this user
-        deregisters it.
+        If one of two users forgets a registration, it is no longer found. It ends when the other
+        user deregisters it.
         """
         addr = self.map()
         first, second = (self.reg_cached(addr, access=CACHED_REMOTE) for _ in range(2))
@@ -574,7 +574,7 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_forget_part(self):
         """
-        If a registration has no other user, forgetting a part ends the whole registration.
+        Forgetting a part ends the whole registration, if the registration has no other user.
         """
         addr = self.map()
         self.fill(addr)
@@ -621,7 +621,7 @@ class CachedRC(NotifyRC):
 @unittest.skipIf(NONE, 'RDMAV_MR_CACHE=0 is set')
 class MRCacheTrafficTest(MRTrafficTestCase):
     """
-    Messages over cached MRs, registered and deregistered for each message.
+    Messages over cached MRs. Each message registers and deregisters.
     """
     def message(self, send_op=e.IBV_WR_RDMA_WRITE):
         """
@@ -646,8 +646,8 @@ class MRCacheTrafficTest(MRTrafficTestCase):
 
     def test_mr_cache_rc_other_pages(self):
         """
-        Before each message other pages are mapped at the address. No old byte arrives, and each end
-        registers every time, whether the old registration is idle or in use.
+        Before each message other pages are mapped at the address. No old byte arrives. Each end
+        registers every time, both if the old registration is idle and if it is in use.
         """
         self.create_players(CachedRC)
         for turn in range(self.iters):
@@ -680,7 +680,7 @@ class MRCacheTrafficTest(MRTrafficTestCase):
 
 class MRCacheVerbsTest(MRCacheTestCase):
     """
-    The verbs without pyverbs, because its objects never deregister twice.
+    The verbs are called without pyverbs, because objects of pyverbs never deregister twice.
     """
     def verb(self, name, *argtypes):
         func = getattr(ctypes.CDLL('libibverbs.so.1'), name)
@@ -777,7 +777,7 @@ class MRCacheInterfaceTest(MRCacheTestCase):
 
     def test_mr_cache_flag(self):
         """
-        Kernels that do not know the flag's bit ignore it. Tests combine the values of enumerations
+        A kernel that does not know the flag ignores it. Tests combine all values of an enumeration
         for plain registrations, so no enumeration contains the flag.
         """
         self.assertEqual(e.IBV_ACCESS_CACHED, 1 << 29)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """
-Test module for MR notification: the verbs through pyverbs, without and with RC traffic. These tests
-check the interface; other tests check the effect of each event of the kernel on the word.
+Test module for MR notification. It calls the verbs through pyverbs, without and with RC traffic.
+These tests check the interface. Other tests check how each event of the kernel changes the word.
 """
 import ctypes
 import errno
@@ -34,8 +34,8 @@ REMOTE = ACCESS | e.IBV_ACCESS_REMOTE_READ | e.IBV_ACCESS_REMOTE_WRITE
 MAP_FIXED = 0x10
 MAP_FAILED = ctypes.c_void_p(-1).value
 
-# At exit the interpreter clears modules that it can't free. It clears pyverbs.mr before this
-# module.
+# At exit the interpreter clears modules that it can't free. It clears pyverbs.mr before the
+# program's own module.
 LAST_MR_CHILD = """
 import ctypes, sys
 from pyverbs.device import Context
@@ -262,7 +262,7 @@ class MRNotifyTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_mr_notify_dontneed(self):
         """
-        MADV_DONTNEED makes the word non-zero; settling finds that the pages are gone.
+        MADV_DONTNEED makes the word non-zero. Settling finds that the pages are gone.
         """
         mr, addr = self.reg()
         mr.reg_notify()
@@ -289,7 +289,7 @@ class MRNotifyTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_mr_notify_application_bits(self):
         """
-        Bits 8-63 belong to the application: arming and the kernel keep them.
+        Bits 8-63 belong to the application. Arming and the kernel do not change them.
         """
         mr, addr = self.reg()
         mr.reg_notify(0x1234 << 8)
@@ -306,8 +306,8 @@ class MRNotifyTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_mr_notify_add(self):
         """
-        References can be taken and dropped after the kernel has set a bit. The result is the word
-        before the addition.
+        References can be taken and dropped after the kernel has set a bit. add_notify() returns the
+        word before the addition.
         """
         mr, addr = self.reg()
         mr.reg_notify()
@@ -331,8 +331,7 @@ class MRNotifyTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_mr_notify_closed_by_argument(self):
         """
-        If the conversion of the number closes the MR, which frees the word, the call raises an
-        error.
+        Converting the number closes the MR, and this frees the word. The call raises an error.
         """
         for func in (MR.add_notify, MR.notify_word.__set__):
             mr, _ = self.reg()
@@ -381,7 +380,7 @@ class MRNotifyTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_mr_notify_busy(self):
         """
-        A registration has one word. A second word is refused, and the first keeps working.
+        A registration has one word. A second word is refused, and the first word keeps working.
         """
         mr, addr = self.reg()
         mr.reg_notify()
@@ -393,7 +392,8 @@ class MRNotifyTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_mr_notify_not_registered(self):
         """
-        Without a word unreg_notify() and settle_notify() fail with EINVAL, also the second time.
+        Without a word, unreg_notify() and settle_notify() fail with EINVAL, also if they are called
+        again.
         """
         mr, _ = self.reg()
         self.assert_errno(errno.EINVAL, mr.unreg_notify)
@@ -443,14 +443,14 @@ class MRNotifyTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_mr_notify_interpreter_ends(self):
         """
-        If the interpreter has cleared pyverbs, an MR is closed once, without a message.
+        An MR that outlives the module pyverbs at exit is closed once, without a message.
         """
         self.assertEqual(run_child(LAST_MR_CHILD, self.dev_name), '')
 
 
 class LookedAt:
     """
-    An MR whose memory is dropped during one check of the guide. The number tells when:
+    An MR whose memory is dropped during one check of the guide. The number chooses the moment:
     before the program reads the word, or between settling and reading the word.
     """
     def __init__(self, mr, number, drop):
@@ -487,7 +487,7 @@ class MRNotifyGuideTest(MRNotifyTestCase):
 
     def looks(self):
         """
-        :return: The guide's code. It appends MRs that must be registered again to "again"
+        :return: The guide's code, which appends MRs that must be registered again to "again"
         """
         with open(self.GUIDE, encoding='utf-8') as guide:
             found = re.search(r'^mr\.reg_notify\(\)\n\.\.\.\n(.*?)^```', guide.read(),
@@ -496,8 +496,8 @@ class MRNotifyGuideTest(MRNotifyTestCase):
 
     def map_shared(self):
         """
-        Map shared memory. Its dropped pages can come back, so its MR is SUSPECT first, and intact
-        later.
+        Map shared memory. Pages of this memory that are dropped can come back. So its MR is SUSPECT
+        first, and intact later.
         """
         addr = mem.mmap(length=LENGTH, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
         ctypes.memset(addr, 0x5a, LENGTH)
@@ -520,7 +520,7 @@ class MRNotifyGuideTest(MRNotifyTestCase):
                 mr = MR(self.pd, LENGTH, ACCESS, address=addr)
                 mr.reg_notify()
                 if suspect:
-                    # The word is 0 again if the kernel has already found the pages intact
+                    # If the kernel has already found the pages intact, the word is 0 again
                     while not mr.notify_word:
                         self.dropped(addr, mmap.MADV_DONTNEED)
                     self.assertFalse(mr.notify_word & e.IBV_MR_NOTIFY_INVALID)
@@ -534,7 +534,7 @@ class MRNotifyGuideTest(MRNotifyTestCase):
 
 def drop_caches():
     """
-    Ask the kernel to free all memory, including pages of idle registrations.
+    Ask the kernel to free all memory that it can free, including pages of idle registrations.
     """
     try:
         with open('/proc/sys/vm/drop_caches', 'w', encoding='ascii') as file:
@@ -601,7 +601,7 @@ class MRNotifyReclaimTest(MRNotifyTestCase):
 
     def test_mr_notify_suspend(self):
         """
-        A call suspends a registration that is not in use.
+        A verb suspends a registration that is not in use.
         """
         mr, _ = self.reg()
         mr.reg_notify(0x100, in_use=self.IN_USE)
@@ -634,7 +634,7 @@ class MRNotifyReclaimTest(MRNotifyTestCase):
 
 class MRNotifyChangesTest(MRNotifyTestCase):
     """
-    Registering and arming in one call, and the counter and eventfd for INVALID words.
+    Registering and arming in one call; the counter and the eventfd for words that become INVALID.
     """
     def notified(self, **kwargs):
         addr = self.map()
@@ -643,7 +643,7 @@ class MRNotifyChangesTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_notified_mr(self):
         """
-        The MR has its word from the start; its buffer is the caller's, or allocated by the MR.
+        The MR has its word from the start. The buffer is the caller's, or the MR allocates it.
         """
         mr, addr = self.notified(value=0x500)
         self.assertEqual(mr.buf, addr)
@@ -850,7 +850,7 @@ class MRNotifyInterfaceTest(MRNotifyTestCase):
     """
     def test_mr_notify_closed_by_value(self):
         """
-        If the conversion of the word's first value closes the MR, this is an error.
+        If converting the word's first value closes the MR, the call raises an error.
         """
         for arguments in (lambda mr: (Closing(mr),), lambda mr: (0, Closing(mr, 0x100))):
             mr, _ = self.reg()
@@ -858,7 +858,7 @@ class MRNotifyInterfaceTest(MRNotifyTestCase):
 
     def test_mr_notify_unsupported(self):
         """
-        Without the capability each method fails with EOPNOTSUPP and the MR still works.
+        Without the capability each method fails with EOPNOTSUPP, and the MR still works.
         """
         if has_mr_notify(self.ctx):
             raise unittest.SkipTest('The device supports MR notification')
@@ -890,7 +890,7 @@ class MRNotifyInterfaceTest(MRNotifyTestCase):
 
     def test_mr_notify_caps(self):
         """
-        Both queries of capabilities agree, and a device that revokes also notifies.
+        Both queries of a device's capabilities agree. A device that revokes also notifies.
         """
         caps, caps_ex = self.attr.device_cap_flags, self.attr_ex.device_cap_flags_ex
         self.assertEqual('IBV_DEVICE_MR_NOTIFY' in translate_device_caps(caps).split(),

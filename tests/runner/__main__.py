@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Make the builds and run the tests, on the host and in guests; the last line counts them.
+"""Make the builds, and run the tests on the host and in guests. The last line counts the tests.
 
-tests/run calls this program. Without arguments it runs the gate (gate.py). Names of lanes run these
-lanes. --all runs every lane, except lanes that run by name only. A lane that could not run is a
-failure. The outputs are kept in build/results.
+tests/run calls this program. Without arguments it runs the gate (gate.py). If arguments name lanes,
+it runs these lanes. --all runs all lanes except those that run only by name. A lane that could not
+run is a failure. The outputs are kept in build/results.
 """
 import argparse
 import collections
@@ -30,7 +30,7 @@ import screen
 RESULTS = os.path.join(lanes.REPO, "build", "results")
 SLOW_MACHINE = os.path.join(lanes.REPO, "build", "tests", "libslow_machine.so")
 LIMIT = 4 * 3600    # seconds for all steps of a guest, on a slow machine
-SILENCE = 3600      # a step that prints nothing for so many seconds counts as hung
+SILENCE = 3600      # if a step prints nothing for this many seconds, it counts as hung
 GRACE = 30          # seconds for a step to end its processes
 TIMED_OUT = 124     # the exit status of timeout(1)
 SLOWEST = 10
@@ -46,15 +46,15 @@ def shown(count):
 
 
 def jobs():
-    """The number of parallel tasks: one more than the processors, at most 4. Each guest needs 3
-    GB.
+    """The number of parallel tasks. It is the number of processors plus one, but at most 4, and at
+    most one task for each 3 GB of memory.
     """
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(1, min(os.cpu_count() + 1, 4, memory // (3 << 30)))
 
 
 class Run:
-    """One call of tests/run; `chosen` maps names to lanes, `late` is a value of RUN_SLOW."""
+    """One call of tests/run. `chosen` maps names to lanes. `late` is a value of RUN_SLOW."""
 
     def __init__(self, chosen, repeat, late, display):
         self.chosen = chosen
@@ -64,7 +64,7 @@ class Run:
         self.lock = threading.Lock()
         self.count = results.Count()
         self.lane_counts = {}       # run of a lane: its count so far
-        self.left = {}              # run of a lane: how many of its tasks have not ended
+        self.left = {}              # run of a lane: the number of its tasks that have not ended
         self.took = {}              # run of a lane, build: [seconds, processor seconds]
         self.tests = []             # (seconds, name)
         self.paced = []             # failures that may be repeated once
@@ -72,9 +72,9 @@ class Run:
         self.children = set()
 
     def command(self, name, command, feed, streams=False, silence=math.inf):
-        """Run a shell command, and call feed(stream, line) for its lines; return its exit status.
+        """Run a shell command, and call feed(stream, line) for each line. Return the exit status.
 
-        A command without a line for `silence` seconds is ended.
+        If the command prints no line for `silence` seconds, it is ended.
         """
         child = subprocess.Popen(
             command, shell=True, cwd=lanes.REPO, text=True, errors="replace",
@@ -95,15 +95,15 @@ class Run:
             reader.start()
 
         def is_running():
-            """Is the process running, or may another process still write to its outputs? Leaves the
-            process to be reaped later.
+            """Is the process running, or may another process still write to its outputs? A process
+            that has ended is reaped later, not here.
             """
             nohang = os.WEXITED | os.WNOHANG | os.WNOWAIT
             return (any(reader.is_alive() for reader in readers) or
                     os.waitid(os.P_PID, child.pid, nohang) is None)
 
         def outlives(seconds):
-            """Wait at most this long; return whether the process is still running."""
+            """Wait at most this many seconds. Return whether the process is still running."""
             until = time.monotonic() + seconds
             while is_running() and time.monotonic() < until:
                 time.sleep(0.02)
@@ -146,7 +146,7 @@ class Run:
         return not status
 
     def add(self, lane, told, count):
-        """Add a step's count to its lane's."""
+        """Add a step's count to the count of its lane."""
         file = os.path.relpath(told.base, lanes.REPO) + ".*" if told else ""
         with self.lock:
             for one in count.failures:
@@ -155,7 +155,9 @@ class Run:
             self.count += count
 
     def judge(self, lane, step, told, where=""):
-        """Count a step that has ended, and print it. `where` is the prefix of its commands."""
+        """Count the results of a step that has ended, and print them. `where` is the prefix of the
+        step's commands.
+        """
         name = f"{lane}: {step.name}"
         if told.status is None:
             count = results.unended(name, told.text)
@@ -198,8 +200,8 @@ class Run:
         return True
 
     def guest(self, lane, folder, row):
-        """Run the steps of a guest. If its kernel reports a problem, this counts as one more failed
-        test."""
+        """Run the steps of a guest. If the guest's kernel reports a problem, this counts as one
+        more failed test."""
         with open(os.path.join(folder, "steps.sh"), "w", encoding="utf-8") as text:
             # Check the library first, because the loader would ignore a missing library.
             text.write(f"[ -r {shlex.quote(SLOW_MACHINE)} ] || exit\nexport {self.late}\n"
@@ -248,7 +250,7 @@ class Run:
         return True
 
     def lane_tasks(self, name, after, number):
-        """The tasks of one run of a lane, and the tasks that follow it."""
+        """The tasks of one run of a lane, and the tasks that must wait for this run."""
         row = self.chosen[name]
         lane = name if self.repeat == 1 else f"{name} {number}"
         folder = fresh(lane.replace(" ", "-"))
@@ -285,9 +287,10 @@ class Run:
         return made
 
     def repeat_paced(self):
-        """Repeat a failed case that depends on the kernel's pace: once, alone, in a fresh guest.
+        """Repeat each failed case that depends on the kernel's pace: once, alone, in a fresh guest.
 
-        Do so only if the guest's kernel reported no problem and each step ended.
+        `self.paced` lacks the cases of a guest whose kernel reported a problem, or whose steps did
+        not all end.
         """
         for one in self.paced:
             folder = fresh("again")
@@ -336,7 +339,9 @@ class Run:
 
     @staticmethod
     def show(word, one, most):
-        """Print a failure: its name, at most this many lines of output, and how to repeat it."""
+        """Print a failure: its name, at most `most` lines of output, and the command that repeats
+        it.
+        """
         print(f"{word}: {one.name}")
         for line in results.shortened(one.said.replace(lanes.REPO + "/", ""), most):
             print(f"    {line[:300]}")
@@ -361,7 +366,7 @@ def end(child, number):
 
 
 def fresh(name, clear=True):
-    """An empty folder for a lane's files."""
+    """Make an empty folder for the files of a lane."""
     folder = os.path.join(RESULTS, name)
     if clear:
         shutil.rmtree(folder, ignore_errors=True)
@@ -397,8 +402,8 @@ def arguments():
 
 @contextlib.contextmanager
 def alone():
-    """A context that excludes other runs in this clone. Its value is False if another run uses the
-    clone.
+    """A context that excludes other runs in this clone. If another run uses the clone, the value of
+    the context is False.
     """
     os.makedirs(os.path.dirname(RESULTS), exist_ok=True)
     with open(RESULTS + ".lock", "w", encoding="utf-8") as lock:    # no child inherits it
@@ -432,7 +437,7 @@ def main():
 
 if __name__ == "__main__":
     def interrupt(*_):
-        """Handle a signal like Ctrl-C."""
+        """Handle the signal as if it were Ctrl-C."""
         raise KeyboardInterrupt
 
     for signal_number in (signal.SIGTERM, signal.SIGHUP):

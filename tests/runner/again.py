@@ -17,7 +17,9 @@ def catch(program):
 
 
 def unittest(program):
-    """Python's unittest names a case "test_a (module.Class.test_a)", or without the last part."""
+    """The command for a case of Python's unittest. The name of the case is "test_a
+    (module.Class.test_a)" or "test_a (module.Class)".
+    """
     def again(case):
         found = re.match(r"(\w+) \(([\w.]+)\)", case)
         if not found:
@@ -30,7 +32,8 @@ def unittest(program):
 
 
 def matrix(program):
-    """The command for a failure of ibv_mr_notify, whose name is a row or "row: its mistake"."""
+    """The command for a failure of ibv_mr_notify. The name of the failure is ROW or "ROW: MISTAKE".
+    """
     def again(case):
         return f"{program} --only {shlex.quote(case.split(': ')[0])}"
     return again

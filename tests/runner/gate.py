@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The gate: the part of lanes.py to run before each push. tests/run without arguments runs it.
+"""The gate is the part of lanes.py to run before each push. tests/run without arguments runs it.
 
 The gate has the cheapest programs that together find all mistakes of tests/mutations.toml, except
-mistakes that need KASAN or minutes. It runs the named steps of a lane. A guest of `um` costs a
-fifth of a QEMU guest, so `debian` has only the programs that need two CPUs, or kinds of memory that
-`um` lacks.
+mistakes whose test needs KASAN or minutes. It runs only the named steps of a lane. A guest of `um`
+takes a fifth of the time of a QEMU guest. So `debian` has only programs that need two CPUs, or
+kinds of memory that `um` lacks.
 """
 from dataclasses import replace
 
@@ -23,8 +23,8 @@ UM = ("matrix", "matrix, all memory", "matrix, suspended", "contract", "word", "
       "qp_state", "wqe_ring", "lossy", "no_cross_process_wait", "odp", "odp_packets", "odp_wait",
       "odp_oracle", "idle",
       "in_use siw0", "revoke siw0", "rights siw0", "siw siw0", "tools")
-# The matrix finds events that this Linux sends differently. The other steps find changed
-# requirements of drivers and of the VM.
+# The matrix finds events that Linux 7.3 sends differently. The other steps find new requirements
+# for drivers and for memory management.
 NEXT_UM = ("matrix", "word", "reclaim", "revoke", "rights", "invalidate", "lifetime", "odp")
 DEBIAN = ("fine clock", "matrix", "changes", "in_use", "revoke", "worker", "lifetime", "race",
           "rights", "invalidate", "owner", "differential", "adversary", "observe",
@@ -47,7 +47,7 @@ LANES = {
     "um": part("um", UM, needs=(FORK, "kernel um")),
     "next-um": part("next-um", NEXT_UM, needs=(FORK, "kernel next-um"), seconds=60),
     "host": part("host", HOST,
-                 # test_abi runs without packages; lint skips folders known to have passed.
+                 # test_abi runs without packages, and lint skips folders that have passed before.
                  step("host", "test_abi", " -k Builds", needs=(), seconds=60),
                  step("host", "lint", " --changed", seconds=200),
                  needs=(FORK,)),

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The builds, and the tests of each lane: to add a lane, add a row to LANES.
+"""This module lists the builds, and the tests of each lane. To add a lane, add a row to LANES.
 
-A lane is steps in one guest (one boot for all steps), or steps on the host. A lane begins when the
-builds that it `needs` (rows of BUILDS) are done. Other builds and lanes run at the same time, so a
-lane must not rely on an idle or fast machine. `seconds` is roughly the lane's time from scratch on
-two idle cores, and decides only the order in which lanes begin.
+The steps of a lane run in one guest, which boots once for all steps, or on the host. A lane begins
+when the builds that it `needs` (rows of BUILDS) are done. Other builds and lanes run at the same
+time, so a lane must not rely on an idle or fast machine. `seconds` is roughly the time of the lane
+from scratch on two idle cores. It decides only the order in which lanes begin.
 """
 import glob
 import os
@@ -22,16 +22,16 @@ GUEST_PROGRAMS = ("contract", "word", "changes", "in_use", "reclaim", "revoke", 
                   "differential",
                   "adversary", "observe", "retransmit_answers", "errors", "qp_state",
                   "wqe_ring", "lossy", "no_cross_process_wait", "idle")
-# The least number of tests of these programs that must run. All these tests skip for the same
-# reason. The test "at most 512 packets wait" may skip because a machine is too slow.
+# At least this many tests of these programs must run. Otherwise one missing requirement could skip
+# all of them unnoticed. The test "at most 512 packets wait" may be skipped on a slow machine.
 GUEST_LEAST = {"retransmit_answers": 5, "nodes": 8, "odp_packets": 15}
-# This many tests of upstream's suite run on soft-RoCE; on upstream's kernel 103 run.
+# This many tests of upstream's suite run on soft-RoCE. On upstream's kernel 103 tests run.
 UPSTREAM_EXECUTED = 118
 
 
 @dataclass
 class Build:
-    """A command that builds a need of lanes. It skips parts that are up to date."""
+    """A command that builds something that lanes need. It skips parts that are up to date."""
     command: str
     needs: tuple = ()
     seconds: int = 60
@@ -44,9 +44,9 @@ class Step:
     command: str
     parse: object = results.status
     expected: int = 0
-    least: int = 0      # the least number of tests that must run, without skipped tests
-    needs: tuple = ()   # on the host: what the step needs, in addition to the lane's `needs`
-    seconds: int = 10   # on the host: about how long it takes
+    least: int = 0      # at least this many tests must run; skipped tests do not count
+    needs: tuple = ()   # on the host: needs of the step, in addition to the lane's `needs`
+    seconds: int = 10   # on the host: the time of the step, roughly
     again: object = None    # name of a case -> the command that runs it alone; None: the whole step
 
     def command_again(self, case, said=""):
@@ -58,7 +58,7 @@ class Step:
 
 @dataclass
 class Lane:
-    """Steps. In a guest they run one after the other; on the host they may run in parallel."""
+    """In a guest the steps run one after the other. On the host they may run in parallel."""
     steps: list
     guest: str = ""     # the options of tests/lab/run; "": on the host
     on: str = ""        # the options of tests/lab/on, if the guest is another release
@@ -68,7 +68,7 @@ class Lane:
 
 
 def guest_programs(*names, seconds=3):
-    """The Catch2 programs. Open-ended programs run for some seconds each."""
+    """The steps of Catch2 programs. Each open-ended program runs for some seconds."""
     longer = f"env RUN_SECONDS={seconds} " if seconds != 3 else ""
     return [Step(name, f"RUN_SECONDS={seconds} build/tests/guest_{name} -r lines", results.lines,
                  least=GUEST_LEAST.get(name, 1),
@@ -85,13 +85,13 @@ def pyverbs(*names, least=0, program="build/rdma-core/bin/run_tests.py"):
 
 
 def with_variable(step, variable):
-    """The step with one more variable in its environment."""
+    """The same step with one more variable in its environment."""
     return replace(step, command=f"{variable} {step.command}",
                    again=step.again and (lambda case: f"env {variable} {step.again(case)}"))
 
 
 def cached(step):
-    """Two steps with the cache: for local rights, and for all rights."""
+    """The same step twice, with the cache for local rights, and with the cache for all rights."""
     return [with_variable(replace(step, name=f"{step.name} cached {value}"),
                           f"RDMAV_MR_CACHE={value}") for value in ("1", "remote")]
 
@@ -114,22 +114,22 @@ SUSPENDED = matrix("matrix, suspended", results.lines, "--reclaim")
 # On-demand paging: our tests and upstream's.
 PAGING = [*guest_programs("odp", "odp_memory", "odp_packets", "odp_wait", "odp_oracle"),
           pyverbs("test_mr_all", "test_odp", least=24)]
-# All tests of both modules, except three tests that need a device without some capability.
+# All tests of both modules must run, except three tests that need a device without a capability.
 NOTIFY_AND_CACHE = pyverbs("test_mr_notify", "test_mr_cache", least=67)
 # Debian's programs that can page on demand. They use the fork's library from the build folder.
 PAGING_PROGRAMS = Step("programs on demand", f"{PYTHON} tests/installed/programs.py 'on demand'",
                        results.lines, least=18)
-# With a coarse clock all waits end at the next tick, and races become rare.
+# If the guest's clock were coarse, all waits would end at the next tick, and races would be rare.
 CLOCK = Step("fine clock", "! grep jiffies /sys/devices/system/clocksource/*/current_clocksource")
-# Some of the files that machines/debug.toml compiles with KASAN, which detects a use after free.
+# Check that machines/debug.toml compiled these files with KASAN, which detects a use after free.
 KASAN = Step("KASAN", " && ".join(
     f"grep -q __asan_report build/lab/debug/build/{name}.o" for name in (
         "drivers/infiniband/core/umem_notify", "drivers/infiniband/core/rdma_core",
         "drivers/infiniband/sw/rxe/rxe_mr", "drivers/infiniband/sw/siw/siw_mem",
         "mm/mmu_notifier", "kernel/workqueue", "lib/interval_tree", "net/core/skbuff",
         "fs/char_dev")))
-# KASAN finds most in this case. The other cases write word by word, and would take minutes with
-# KASAN.
+# In this case KASAN finds most mistakes. The other cases write word by word, and would take minutes
+# with KASAN.
 WQE_RING = replace(guest_programs("wqe_ring")[0],
                    command="RUN_SECONDS=10 build/tests/guest_wqe_ring -r lines "
                    "'wqe_ring: anything is written anywhere at any time'")
@@ -144,17 +144,19 @@ PYTHON_EXAMPLE = Step("python example", f"{PYTHON} pyverbs/examples/mr_notify.py
 PYTHON_SERVER = Step("python server", f"{PYTHON} pyverbs/examples/notify_server.py rxe0")
 UNPACK_SUITE = Step("unpack suite", "tests/installed/unpack_suite")
 UNPACKED = f"{PYTHON} /run/suite/tests/run_tests.py"
-# Upstream's tests and ours; 77 of ours run if the kernel notifies.
+# Upstream's tests and ours. If the kernel notifies, 77 of ours run.
 INSTALLED_SUITE = pyverbs(least=UPSTREAM_EXECUTED + 71, program=UNPACKED)
 
 
 def examples(kernel):
-    """The examples of Documentation/ under MPI, on a kernel that "notifies" or is "stock"."""
+    """The examples of Documentation/ under MPI. `kernel` is "notifies" or "stock"."""
     return Step("examples", f"{PYTHON} tests/mpi/examples.py {kernel}", results.lines, least=5)
 
 
 def host_tests():
-    """A step for each file of tests/host. `more` has the needs of some, and long times."""
+    """A step for each file of tests/host. `more` has the needs of some steps, and the times of long
+    steps.
+    """
     more = {"test_abi": {"needs": ("debs",), "seconds": 90},
             "test_packages": {"needs": ("debs",), "seconds": 60},
             "test_dkms": {"needs": ("kernel dkms", "kernel dkms-next")},
@@ -181,12 +183,12 @@ def unit(*names):
                  again=again.catch(f"build/tests/unit_{name}")) for name in names or UNIT_PROGRAMS]
 
 
-# Debian 13 with the kernel that was built on this machine.
+# A guest of Debian 13 with the kernel that was built on this machine.
 TRIXIE = "trixie --kernel um"
 
 BUILDS = {
     "fork": Build("cmake -S . -B build -GNinja && cmake --build build", seconds=180),
-    # Only the parts for the guest programs and the unit tests, see the targets of CMakeLists.txt.
+    # This builds only the parts for guest programs and unit tests (targets of CMakeLists.txt).
     "fork, its tests alone":
         Build("cmake -S . -B build -GNinja && cmake --build build --target guest_tests unit_tests",
               seconds=100),
@@ -219,7 +221,9 @@ CONSUMERS = ("fork", "kernel um", "libfabric and UCX")
 
 
 def hits(name, libfabric, least, options=""):
-    """A program that counts the verbs which libfabric's cache calls, and the libfabric to use."""
+    """The step of a program that counts the verbs which libfabric's cache calls. `libfabric` is the
+    build of libfabric to use.
+    """
     return Step(name, f"LD_LIBRARY_PATH=build/consumers/{libfabric}/lib:$LD_LIBRARY_PATH {options} "
                 f"build/tests/consumers_{name}", results.lines, least=least)
 
@@ -240,8 +244,8 @@ LANES = {
     # The packages for users, with Debian's own programs and upstream's suite.
     "packages": Lane(
         [Step("programs", f"{PYTHON} tests/installed/programs.py", results.lines),
-         # On Debian 13 MPICH's UCX hangs over soft-RoCE, so compare.py skips its rows, and only 18
-         # rows are left.
+         # MPICH's UCX hangs over soft-RoCE on Debian 13, so compare.py skips MPICH's rows, and only
+         # 18 rows are left.
          Step("mpi", f"{PYTHON} tests/mpi/compare.py", results.lines, least=18),
          examples("notifies"),
          UNPACK_SUITE, INSTALLED_SUITE, *cached(INSTALLED_SUITE)],
@@ -253,12 +257,12 @@ LANES = {
          Step("probing", f"{PYTHON} tests/consumers/probing.py", results.lines, least=204),
          hits("hits", "libfabric", 27), hits("notify_ops", "libfabric", 60)],
         guest="--kernel um", seconds=150, named_only=True, needs=CONSUMERS),
-    # MPI windows, derived types and others; with hooks, with the word, and with only our cache.
+    # MPI windows, derived types and others, with hooks, with the word, and with only our cache.
     "consumers-windows": Lane(
         [Step("windows", f"{PYTHON} tests/mpi/windows.py", results.lines, least=11)],
         guest="--kernel um --memory 2G", seconds=300, named_only=True, needs=CONSUMERS),
     # The consumers' own tests. UCX's tests use a share of all memory for buffers. The memory of a
-    # um guest is a file, of which a process can have only 65,530 separate mappings.
+    # um guest is a file, and a process can have only 65,530 separate mappings.
     "consumers-tests": Lane(
         [Step("fabtests", f"{PYTHON} tests/consumers/fabtests.py verbs", results.lines, least=30),
          Step("gtest", f"{PYTHON} tests/consumers/ucx_gtest.py", results.lines, least=580)],
@@ -274,7 +278,7 @@ LANES = {
     "consumers-openmpi": Lane(
         [Step("grdma", f"{PYTHON} tests/mpi/compare.py --openmpi", results.lines, least=11)],
         guest="--kernel um", seconds=30, named_only=True, needs=(*CONSUMERS, "Open MPI 5")),
-    # Open MPI's cache with threads. Needs no libfabric.
+    # Open MPI's cache with threads. This lane needs no libfabric.
     "consumers-openmpi-races": Lane(
         [Step("grdma_threads", "build/consumers/openmpi/build/opal/mca/rcache/grdma/grdma_threads",
               results.lines, least=6)],
@@ -341,8 +345,9 @@ LANES = {
                   seconds=400),
     "nodes-next": Lane(NODES, guest="--kernel next --nodes 2", needs=("fork", "kernel next"),
                        seconds=400),
-    # Debian's MPIs with a process on each of two machines. After a loss soft-RoCE sends all later
-    # packets again. A message of 1 MiB has a thousand packets, so with more loss it never ends.
+    # Debian's MPIs, with a process on each of two machines. After a loss, soft-RoCE sends all later
+    # packets again. A message of 1 MiB has a thousand packets, so with more loss the message never
+    # ends.
     "nodes-mpi": Lane(
         [Step("mpi", f"{PYTHON} tests/mpi/compare.py --nodes", results.lines, least=18),
          Step("mpi, lossy", "lab-node 2 wire loss 0.1% && "
@@ -353,12 +358,12 @@ LANES = {
     "hotplug": Lane(
         guest_programs("offline"), guest="--kernel hotplug", needs=("fork", "kernel debian"),
         seconds=60),
-    # With the kernel's modules from the DKMS package.
+    # The kernel's modules are from the DKMS package.
     "dkms": Lane(
         [MATRIX, *on_siw(MATRIX), NOTIFY_AND_CACHE,
          Step("modules", "tests/guest/dkms_modules build/lab/dkms/life/removed", results.lines)],
         guest="--kernel dkms", needs=("fork", "kernel dkms"), seconds=200),
-    # The same on Linux 7.3, after an update of Debian 13's kernel.
+    # As in dkms, but on Linux 7.3, after an update of Debian 13's kernel.
     "dkms-next": Lane(
         [MATRIX, *on_siw(MATRIX), NOTIFY_AND_CACHE,
          Step("modules", "tests/guest/dkms_modules build/lab/dkms-next/life/removed",

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The output of programs is kept in files, split into steps, and timed while it arrives.
+"""Keep the output of programs in files, split it into steps, and time it while it arrives.
 
-The script in a guest marks the begin and end of each step in both of its outputs. A step has ended
-when both outputs have its end mark. Then all of its output has arrived, on any transport.
+The script in a guest marks the begin and the end of each step in both outputs of the guest. A step
+has ended when both outputs have its end mark. Then the whole output of the step has arrived, on any
+transport.
 """
 import os
 import re
@@ -13,11 +14,11 @@ MARK = "@@ step"
 
 
 class Times:
-    """The time of each test: from the end of the previous test to the end of this test."""
+    """The time of each test. It begins at the end of the previous test."""
 
     def __init__(self):
         self.tests = []             # (seconds, name)
-        self.name = None            # the running test: unittest prints the name before the result
+        self.name = None            # the running test; unittest prints its name before the result
         self.last = time.monotonic()
 
     def feed(self, line):
@@ -41,7 +42,9 @@ class Times:
 
 
 class Told:
-    """One step's output: a file per stream, NAME.out and NAME.err, and the times of its tests."""
+    """The output of one step, in a file per stream (NAME.out and NAME.err), and the times of its
+    tests.
+    """
 
     def __init__(self, folder, name, streams=("out", "err")):
         self.base = os.path.join(folder, name.replace(" ", "-"))
@@ -83,11 +86,11 @@ class Steps:
         self.end = end              # end(number, told)
         self.told = {}              # number: Told
         self.at = {}                # stream: the number of its current step
-        self.waiting = {}           # number: True if one of the two streams has ended the step
+        self.waiting = {}           # number: True after one of the two streams has ended the step
         self.lock = threading.Lock()
 
     def feed(self, stream, line):
-        """Take a line of a stream; return whether it belonged to a step."""
+        """Take a line of a stream. Return whether the line belonged to a step."""
         with self.lock:
             found = re.match(rf"{MARK} (\d+) (?:begins|ended (\d+))$", line)
             if not found:
@@ -121,7 +124,7 @@ status=$(mktemp)
 trap 'rm -f "$status"' EXIT
 """
     for number, command in enumerate(commands):
-        # When no process can write to the pipe any more, cat ends, and the step ends.
+        # When no process can write to the pipe any more, cat ends. Then the step ends.
         text += f"mark {number} begins\n{{ ( {command} ); echo $? >\"$status\"; }} | cat\n"
         text += f'mark {number} ended "$(cat "$status")"\n'
     return text

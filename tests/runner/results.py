@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Read a test program's output, and count its tests. Every suite has its own format.
 
-If the output of a program names no test, or the program reports success and exits with a failure,
-this counts as one failure.
+One failure is counted if the output of a program names no test. One failure is also counted if a
+program reports success but exits with a failure.
 """
 import json
 import re
@@ -22,7 +22,8 @@ class Failure:
 
 @dataclass
 class Count:
-    """How many tests passed, failed and were skipped; the failures; why tests were skipped."""
+    """The numbers of passed, failed and skipped tests, the failures, and the reasons for skipping.
+    """
     passed: int = 0
     failed: int = 0
     skipped: int = 0
@@ -44,9 +45,9 @@ def failure(name, said="", case="", paced=False):
 
 
 def unended(name, text):
-    """A step that did not end, with the lab's messages about the guest.
+    """The failure of a step that did not end, with the lab's messages about the guest.
 
-    The messages come first, because the end of long output is cut off.
+    The messages are in the failure's name, because the end of a long output is cut off.
     """
     why = re.findall(r"^lab: (the .*)", text, re.MULTILINE)
     return failure("; ".join([f"{name}: did not end", *why]), text)
@@ -55,8 +56,8 @@ def unended(name, text):
 def lines(text):
     """The reporter of tests/support/main.cpp: ok NAME, not ok NAME, skip NAME: REASON.
 
-    The lines before such a line belong to its test. A line "pace NAME" says that the failed test
-    has the tag [pace].
+    The lines before such a line belong to the test NAME. A line "pace NAME" says that the failed
+    test has the tag [pace].
     """
     count, said = Count(), []
     for line in text.splitlines():
@@ -76,7 +77,7 @@ def lines(text):
 
 
 def unittest(text):
-    """The output of Python's unittest with -v: its blocks name the failed tests."""
+    """The output of Python's unittest with -v, in which blocks name the failed tests."""
     ran = re.search(r"^Ran (\d+) tests? in", text, re.MULTILINE)
     closing = re.search(r"^(?:OK|FAILED)(?: \((.*)\))?$", text, re.MULTILINE)
     if not ran or not closing:
@@ -95,7 +96,7 @@ def unittest(text):
 
 
 def matrix(text):
-    """The JSON of ibv_mr_notify: the steps of its scenario and the rows of its table."""
+    """The JSON of ibv_mr_notify. The steps of its scenario and the rows of its table are tests."""
     try:
         said, _ = json.JSONDecoder().raw_decode(text.lstrip())
     except ValueError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Run tasks in parallel, each when its needs are done; the longest chain goes first."""
+"""Run tasks in parallel. A task can begin when its needs are done. The longest chain goes first."""
 import threading
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ class Task:
     work: object
     give_up: object = None
     needs: tuple = ()
-    seconds: float = 1      # about how long it takes
+    seconds: float = 1      # the time of the task, roughly
 
 
 def chains(tasks):
@@ -31,7 +31,9 @@ def chains(tasks):
 
 
 def run(tasks, jobs):
-    """Run all tasks, `jobs` in parallel. An exception of a task is a bug, and is raised here."""
+    """Run all tasks, at most `jobs` in parallel. An exception of a task is a bug, and is raised
+    here.
+    """
     tasks = {task.name: task for task in tasks}
     length = chains(tasks)
     todo = sorted(tasks, key=lambda name: -length[name])

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The user's view: a line for each finished step, and the running tasks.
+"""Show the user a line for each finished step, and the running tasks.
 
-On a terminal the last line names the running tasks. Otherwise a line names the tasks once a minute.
+On a terminal the last line always names the running tasks. Otherwise a new line names them once a
+minute.
 """
 import contextlib
 import os
