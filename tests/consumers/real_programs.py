@@ -272,7 +272,7 @@ def main():
     """Run all programs. If a program also fails with hooks, print both results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", action="store_true", help="a process on each of two nodes")
-    parser.add_argument("name", nargs="*", help="programs with that in their name")
+    parser.add_argument("name", nargs="*", help="run only programs whose name contains NAME")
     args = parser.parse_args()
     good = True
     for program in PROGRAMS:

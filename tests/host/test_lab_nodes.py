@@ -26,11 +26,13 @@ class Wire(unittest.TestCase):
 
     def test_wrong_words(self):
         for text, said in (("", "pairs such as"), ("loss", "pairs such as"),
-                           ("loss 2% delay", "pairs such as"), ("shout 2%", "shout: none of"),
-                           ("loss 2", "loss 2: not like loss 2%"), ("loss 101%", "loss 101%: not"),
-                           ("delay 5", "delay 5: not like delay 5ms"), ("delay 5%", "delay 5%:"),
-                           ("loss 1% loss 2%", "loss: twice"),
-                           ("loss 2%; delay 5ms", "loss 2%;: not")):
+                           ("loss 2% delay", "pairs such as"), ("shout 2%", "shout is none of"),
+                           ("loss 2", "loss 2 should be like loss 2%"),
+                           ("loss 101%", "loss 101% should"),
+                           ("delay 5", "delay 5 should be like delay 5ms"),
+                           ("delay 5%", "delay 5% should"),
+                           ("loss 1% loss 2%", "loss is given twice"),
+                           ("loss 2%; delay 5ms", "loss 2%; should")):
             with self.subTest(text=text), self.assertRaisesRegex(ValueError, said):
                 wire.netem(text)
 
@@ -43,8 +45,8 @@ class CommandLine(unittest.TestCase):
                 (["--nodes", "3"], "--nodes: invalid choice: 3"),
                 (["--nodes", "0"], "--nodes: invalid choice: 0"),
                 (["--nodes", "two"], "--nodes: invalid int"),
-                (["--wire", "loss 2%"], "--wire: between --nodes 2"),
-                (["--nodes", "2", "--wire", "loss 2"], "loss 2: not like loss 2%"),
+                (["--wire", "loss 2%"], "--wire needs --nodes 2"),
+                (["--nodes", "2", "--wire", "loss 2"], "loss 2 should be like loss 2%"),
                 (["--nodes", "2", "--count-instructions"], "not with --nodes")):
             with self.subTest(arguments=arguments):
                 done = subprocess.run([RUN, *arguments, "--", "true"], capture_output=True,
@@ -57,7 +59,7 @@ class CommandLine(unittest.TestCase):
             done = subprocess.run([RUN, "--kernel", kernel, "--nodes", "2", "--", "true"],
                                   capture_output=True, text=True, check=False)
             self.assertEqual((done.returncode, done.stdout, done.stderr),
-                             (99, "", f"lab: --nodes: not with --kernel {kernel}\n"))
+                             (99, "", f"lab: --kernel {kernel} does not support --nodes\n"))
 
 
 if __name__ == "__main__":

@@ -246,8 +246,8 @@ class Whole(unittest.TestCase):
         self.assertEqual(printed[-1], "1 passed, 1 failed, 0 skipped")
         self.assertEqual(printed[-5], "FAILED: lane0: bad: two")
         self.assertIn("why", printed[-4])
-        self.assertIn("    all of it: ", printed[-3])
-        self.assertEqual(printed[-2], "    once more: sh -c 'echo why; echo not ok two; exit 1'")
+        self.assertIn("    whole output: ", printed[-3])
+        self.assertEqual(printed[-2], "    to repeat: sh -c 'echo why; echo not ok two; exit 1'")
         self.assertTrue(any("lane0     good" in line and "1 passed" in line for line in printed))
         self.assertFalse(any("made" == line for line in printed))
 
@@ -260,15 +260,15 @@ class Whole(unittest.TestCase):
         first = next(number for number, line in enumerate(printed) if "FAILED: " in line)
         self.assertIn("FAILED: lane0: bad: two", printed[first])
         self.assertLess(first, printed.index("failed:"))
-        self.assertIn("    all of it: ", printed[first + 1])
-        self.assertEqual(printed[first + 2], "    once more: sh -c 'echo not ok two; exit 1'")
+        self.assertIn("    whole output: ", printed[first + 1])
+        self.assertEqual(printed[first + 2], "    to repeat: sh -c 'echo not ok two; exit 1'")
 
     def test_the_command_builds_the_program_that_failed(self):
         """The command first builds the program, because the old program lacks the user's fix."""
         guest = lanes.Step("guest", "echo not ok two; exit 1", results.lines,
                            again=again.catch("build/tests/guest_word"))
         printed, _ = self.run_lanes({}, lanes.Lane([guest]))
-        self.assertEqual(printed[-2], "    once more: cmake --build build --target guest_word && "
+        self.assertEqual(printed[-2], "    to repeat: cmake --build build --target guest_word && "
                                       "build/tests/guest_word two")
 
     def test_a_lane_whose_build_fails_is_a_failure(self):

@@ -125,7 +125,7 @@ def hooked_tree(*options, linux="linux"):
     done = subprocess.run([os.path.join(REPO, "buildlib/overlay.py"), linux, *options], text=True,
                           stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, check=False)
     if done.returncode:
-        raise LabError("no kernel source (see above)")
+        raise LabError("the kernel's source could not be prepared (see above)")
     return done.stdout.splitlines()[-1]
 
 
@@ -201,7 +201,7 @@ def live_with_dkms(machine):
     done = subprocess.run([os.path.join(REPO, "buildlib/package"), "dkms"], text=True,
                           stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, check=False)
     if done.returncode:
-        raise LabError("no DKMS package (see above)")
+        raise LabError("the DKMS package could not be built (see above)")
     deb = done.stdout.splitlines()[-1]
     ccache = compiler_cache.folder()
     os.makedirs(ccache, exist_ok=True)
@@ -265,7 +265,7 @@ def lock_alone(lock, machine):
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        say(f"{machine.name} has to be built again: waiting for its guests to end ...")
+        say(f"{machine.name} has to be built again, after its guests have ended; waiting ...")
         fcntl.flock(lock, fcntl.LOCK_EX)
 
 

@@ -36,7 +36,7 @@ def uncompress(compressed, path):
     else:
         content = zlib.decompressobj(31).decompress(payload)
     if not content.startswith(b"\x7fELF"):
-        raise LabError("cannot take the kernel out of Debian's image")
+        raise LabError("can't unpack the kernel in Debian's image")
     with open(path + ".new", "wb") as out:
         out.write(content)
     os.rename(path + ".new", path)
@@ -106,7 +106,7 @@ def lay_modules(package, names, ours, place):
                           env={**os.environ, "PATH": SBIN})
     unresolved = [line for line in done.stderr.splitlines() if "unknown symbol" in line]
     if unresolved:
-        raise LabError("modules do not fit together:\n  " + "\n  ".join(unresolved[:10]))
+        raise LabError("modules use symbols that no module has:\n  " + "\n  ".join(unresolved[:10]))
     shutil.rmtree(place, ignore_errors=True)
     os.rename(tree, place)
     shutil.rmtree(root)

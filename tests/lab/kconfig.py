@@ -40,4 +40,4 @@ def configure(fragments, out, make):
         missing = dropped(wanted, text.read())
     if missing:
         raise LabError("Kconfig dropped " + ", ".join(missing)
-                       + " (see tests/lab/configs: a dependency is missing)")
+                       + ", because tests/lab/configs lacks a dependency")

@@ -40,7 +40,7 @@ def older(version):
     for before in after:
         if point(before) != point(version):
             return before
-    raise LabError(f"the archive has no {source} before {version}: no update can be tried")
+    raise LabError(f"the archive has no {source} before {version}, so no update can be tried")
 
 
 def point(version):

@@ -106,5 +106,5 @@ def size(text):
     units = {"K": 10, "M": 20, "G": 30}
     number, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "M")
     if unit not in units or not number.isdigit() or not int(number):
-        raise ValueError(f"{text}: not a size (512M, 2G)")
+        raise ValueError(f"{text} is not a size such as 512M or 2G")
     return int(number) << units[unit]

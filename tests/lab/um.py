@@ -72,5 +72,5 @@ def check_host():
     """Stop with one line if the CPU's state does not fit."""
     needed, there = host_state(), room()
     if needed > there:
-        raise LabError(f"this CPU's floating-point state takes {needed} bytes and User Mode Linux "
-                       f"has {there}: raise HOST_FP_SIZE in tests/lab/patches")
+        raise LabError(f"this CPU's floating-point state takes {needed} bytes, but User Mode Linux "
+                       f"has room for {there}: increase HOST_FP_SIZE in tests/lab/patches")

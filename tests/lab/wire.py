@@ -15,16 +15,16 @@ def netem(text):
     """The arguments of netem for a wire; ValueError names the mistake."""
     words = text.split()
     if not words or len(words) % 2:
-        raise ValueError(f"pairs such as {EXAMPLES}, not {text!r}")
+        raise ValueError(f"expected pairs such as {EXAMPLES}, not {text!r}")
     wanted = {}
     for name, value in zip(words[::2], words[1::2]):
         if name not in VALUES:
-            raise ValueError(f"{name}: none of {', '.join(VALUES)}")
+            raise ValueError(f"{name} is none of {', '.join(VALUES)}")
         if name in wanted:
-            raise ValueError(f"{name}: twice")
+            raise ValueError(f"{name} is given twice")
         if not re.fullmatch(VALUES[name], value):
             example = EXAMPLES.split()[EXAMPLES.split().index(name) + 1]
-            raise ValueError(f"{name} {value}: not like {name} {example}")
+            raise ValueError(f"{name} {value} should be like {name} {example}")
         wanted[name] = value
     if "reorder" in wanted:
         wanted.setdefault("delay", OVERTAKEN_FOR)

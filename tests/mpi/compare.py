@@ -230,11 +230,12 @@ def main():
     """Run all rows, or only rows whose name contains one of the arguments."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--consumers", action="store_true",
-                        help="those of buildlib/consumers, which it must have built")
-    parser.add_argument("--openmpi", action="store_true", help="the Open MPI 5 that it builds")
+                        help="use the libraries of buildlib/consumers, which must exist")
+    parser.add_argument("--openmpi", action="store_true",
+                        help="use the Open MPI 5 of buildlib/consumers")
     parser.add_argument("--nodes", action="store_true", help="a process on each of two nodes")
-    parser.add_argument("--json", metavar="FILE", help="write the rows there as well")
-    parser.add_argument("name", nargs="*", help="rows with that in their name")
+    parser.add_argument("--json", metavar="FILE", help="also write the rows to FILE")
+    parser.add_argument("name", nargs="*", help="run only rows whose name contains NAME")
     args = parser.parse_args()
     rows = OF_CONSUMERS if args.consumers else OF_OPENMPI if args.openmpi else ROWS
     chosen = [row for row in rows

@@ -165,8 +165,8 @@ class Run:
             count = results.judge(name, step.parse, told.text, told.status, step.expected)
         executed = count.passed + count.failed
         if executed < step.least:
-            count += results.failure(f"{name}: executed {executed} tests, not the {step.least} "
-                                     "that it must")
+            count += results.failure(f"{name}: ran {executed} tests, but must run at least "
+                                     f"{step.least}")
         for one in count.failures:
             one.again = where + step.command_again(one.case, one.said)
         self.add(lane, told, count)
@@ -187,7 +187,7 @@ class Run:
                 return
             count = self.lane_counts[lane]
             seconds, used = self.took.get(lane, (0, 0))
-        self.screen.say(f"{lane}: {count} in {seconds:.0f} s ({used:.0f} s of processors)")
+        self.screen.say(f"{lane}: {count} in {seconds:.0f} s ({used:.0f} processor seconds)")
 
     def step(self, lane, folder, step):
         """Run a step on the host."""
@@ -242,7 +242,8 @@ class Run:
             else:
                 self.add(lane, None, results.failure(f"{lane}: {step.name}: not run"))
         if status:
-            self.add(lane, lab, results.failure(f"{lane}: the guest ended with {status}", lab.text))
+            self.add(lane, lab, results.failure(
+                f"{lane}: the guest ended with status {status}", lab.text))
         else:
             self.paced += paced
             self.add(lane, None, results.Count(passed=1))   # the guest's kernel reported no problem
@@ -257,7 +258,7 @@ class Run:
         needs = (*row.needs, *after)
 
         def give_up(need):
-            self.add(lane, None, results.failure(f"{lane}: not run, for {need} failed"))
+            self.add(lane, None, results.failure(f"{lane}: not run, because {need} failed"))
             self.over(lane)
         if row.guest:
             made = [schedule.Task(lane, lambda: self.guest(lane, folder, row), give_up, needs,
@@ -295,13 +296,13 @@ class Run:
         for one in self.paced:
             folder = fresh("again")
             told = output.Told(folder, one.name.replace("/", "-")[:80], ("out",))
-            with self.screen.busy(f"once more: {one.name}"):
-                told.end(self.command("cases once more", f"{one.again} -r lines",
+            with self.screen.busy(f"repeating: {one.name}"):
+                told.end(self.command("repeated cases", f"{one.again} -r lines",
                                       lambda _, line, told=told: told.feed("out", line),
                                       silence=SILENCE))
             count = results.judge(one.name, results.lines, told.text, told.status)
             good = count.passed and not count.failed
-            self.screen.say(f"once more: {one.name}: {'passed' if good else 'FAILED'}")
+            self.screen.say(f"repeated: {one.name}: {'passed' if good else 'FAILED'}")
             if good:
                 self.unsteady.append(one)
                 self.count.failures.remove(one)
@@ -309,10 +310,10 @@ class Run:
 
     def report(self):
         """Print the slow, skipped and failed tests. The last line has the counts."""
-        print("\nseconds, and those of processors:")
+        print("\nseconds, processor seconds:")
         for name, (seconds, used) in sorted(self.took.items(), key=lambda one: -one[1][0]):
             print(f"  {seconds:5.0f} {used:5.0f}  {name}")
-        print(f"  {'':5} {sum(used for _, used in self.took.values()):5.0f}  in all")
+        print(f"  {'':5} {sum(used for _, used in self.took.values()):5.0f}  total")
         print("\nthe slowest tests:")
         for seconds, name in sorted(self.tests, reverse=True)[:SLOWEST]:
             print(f"  {seconds:5.1f}  {name}")
@@ -326,11 +327,11 @@ class Run:
         for one in self.count.failures:
             self.show("FAILED", one, most)
         if self.unsteady:
-            print("\nunsteady (failed, and passed when it was repeated alone):")
+            print("\nunsteady (failed once, but passed when repeated alone):")
         for one in self.unsteady:
             self.show("unsteady", one, most)
         if self.repeat > 1:
-            print(f"\nfailed, of {self.repeat} runs:")
+            print(f"\nfailures in {self.repeat} runs:")
             times = collections.Counter(re.sub(r"^(\S+) \d+:", r"\1:", one.name)
                                         for one in self.count.failures)
             for name, number in times.most_common():
@@ -352,11 +353,11 @@ class Run:
 def where_to_look(one):
     """The lines with the path of a failure's output, and with the command that repeats it."""
     if one.file:
-        yield f"    all of it: {one.file}"
+        yield f"    whole output: {one.file}"
     if one.again:   # without the build this command would run the old program
         built = re.search(r"build/tests/((?:guest|unit)_\w+)", one.again)
         build = f"cmake --build build --target {built.group(1)} && " if built else ""
-        yield f"    once more: {build}{one.again}"
+        yield f"    to repeat: {build}{one.again}"
 
 
 def end(child, number):
@@ -380,20 +381,21 @@ def arguments():
     parser = argparse.ArgumentParser(prog="tests/run", description=__doc__.splitlines()[0])
     parser.add_argument("lanes", nargs="*", metavar="LANE", help=", ".join(names))
     parser.add_argument("--all", action="store_true",
-                        help="everything but the lanes that must be named")
+                        help="run all lanes except those that run only by name")
     parser.add_argument("--jobs", type=int, default=jobs(), metavar="N",
                         help="run this many jobs in parallel (default: %(default)s)")
     parser.add_argument("--repeat", type=int, default=1, metavar="N",
-                        help="run each lane so often, to find tests that fail now and then")
+                        help="run each lane N times, to find tests that fail sometimes")
     parser.add_argument("--late", metavar="PART",
                         choices=("child", "parent", "thread", "creator", "calls"),
-                        help="preload libslow_machine.so to the guests' programs: %(choices)s")
+                        help="preload libslow_machine.so in the guests' programs; it delays PART, "
+                        "which is one of: %(choices)s")
     args = parser.parse_args()
     for name in args.lanes:
         if name not in names:
-            parser.error(f"no lane {name}: {', '.join(names)}")
+            parser.error(f"{name} is not a lane; the lanes are {', '.join(names)}")
     if args.all and args.lanes:
-        parser.error("--all or names of lanes")
+        parser.error("give --all or names of lanes, not both")
     args.lanes = {name: lanes.LANES[name] for name in args.lanes or names
                   if args.lanes or not lanes.LANES[name].named_only} \
         if args.all or args.lanes else gate.LANES

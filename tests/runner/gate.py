@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import lanes
 
-FORK = "fork, its tests alone"
+FORK = "fork, only its tests"
 HOST = ("test_arguments", "test_built_programs", "test_compiler_cache", "test_cycles",
         "test_driver", "test_drivers", "test_events", "test_fetch", "test_guide", "test_hook_tool",
         "test_hooks", "test_lab_archive", "test_lab_console", "test_lab_nodes", "test_lint",

@@ -189,7 +189,7 @@ TRIXIE = "trixie --kernel um"
 BUILDS = {
     "fork": Build("cmake -S . -B build -GNinja && cmake --build build", seconds=180),
     # This builds only the parts for guest programs and unit tests (targets of CMakeLists.txt).
-    "fork, its tests alone":
+    "fork, only its tests":
         Build("cmake -S . -B build -GNinja && cmake --build build --target guest_tests unit_tests",
               seconds=100),
     "debs": Build("buildlib/package debs", seconds=200),
