@@ -94,7 +94,7 @@ class MrAllAPITest(PyverbsAPITestCase):
 
     def test_wrong_rights(self):
         """
-        Remote writes need the local right, as for any MR.
+        As for any MR, remote writes need the right to local writes.
         """
         requires_mr_all(self)
         with PD(self.ctx) as pd:

@@ -245,7 +245,7 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_unmap_used(self):
         """
-        A registration that becomes INVALID in use is no longer found. The registration ends with
+        If a registration becomes INVALID while it is in use, it is no longer found. It ends with
         its last user.
         """
         addr = self.map()
@@ -396,8 +396,8 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_evict_bytes(self):
         """
-        At the limit of bytes the least recently used idle registration is evicted. If an MR is
-        larger than the limit, it gets a plain registration.
+        At the limit of bytes the least recently used idle registration is evicted. An MR that is
+        larger than the limit gets a plain registration.
         """
         first, second = self.map(), self.map()
         self.ctx.reg_mr_limits(max_bytes=LENGTH + PAGE)
@@ -647,7 +647,7 @@ class MRCacheTrafficTest(MRTrafficTestCase):
     def test_mr_cache_rc_other_pages(self):
         """
         Before each message other pages are mapped at the address. No old byte arrives. Each end
-        registers every time, both if the old registration is idle and if it is in use.
+        registers every time. The old registration may be idle or in use.
         """
         self.create_players(CachedRC)
         for turn in range(self.iters):
@@ -680,7 +680,7 @@ class MRCacheTrafficTest(MRTrafficTestCase):
 
 class MRCacheVerbsTest(MRCacheTestCase):
     """
-    The verbs are called without pyverbs, because objects of pyverbs never deregister twice.
+    These tests call the verbs without pyverbs, whose objects never deregister twice.
     """
     def verb(self, name, *argtypes):
         func = getattr(ctypes.CDLL('libibverbs.so.1'), name)

@@ -2,10 +2,10 @@
 """Measure the cores of this checkout and of another checkout in turns, and print the ratios.
 
 Figures of two runs differ by more than the effect of most changes. So only a ratio within one run
-on one machine shows whether a change made the cache faster or slower. The benchmark of this
-checkout is compiled twice: with the headers and the core of this checkout, and with those of the
-other checkout. For each row the two programs take turns, each in a new process. So memory that
-another row left does not make a row slower. tests/bench/run --before calls this script.
+on one machine shows whether a change made the cache faster or slower. This checkout's benchmark is
+compiled once with the headers and the core of each checkout. For each row the two programs take
+turns, each in a new process, so that memory which another row left does not make a row slower.
+tests/bench/run --before calls this script.
 """
 import argparse
 import json

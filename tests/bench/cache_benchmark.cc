@@ -42,8 +42,7 @@ using layouts::buffer;
 constexpr uint64_t BASE = 0x7f0000000000, LENGTH = layouts::usual, MANY = 100000, MOST = 1000000;
 constexpr int MOST_THREADS = 16;
 /*
- * With only local rights, each policy may round the range of a request, and may serve a part of a
- * registration.
+ * With only local rights, each policy may round the range of a request and serve parts of a range.
  */
 constexpr uint32_t ACCESS = MR_CACHE_LOCAL_WRITE;
 
@@ -272,8 +271,7 @@ void atomics(benchmark::State &state)
 std::vector<line> shared_lines(1000);
 
 /*
- * Measures the lower limit for threads that use the same buffers. The cache line of a buffer may be
- * in the cache of the other CPU.
+ * The lower limit for threads that use the same buffers, whose cache lines may be on the other CPU.
  */
 void atomics_same(benchmark::State &state)
 {
@@ -459,8 +457,7 @@ void add_all()
 } // namespace
 
 /*
- * If the request is a part of a registration, returns the mr of the whole registration. libibverbs
- * would make a view.
+ * Returns the mr of the whole registration. For a part, libibverbs would make a view.
  */
 extern "C" void *mr_cache_on_miss(void *pd, uint64_t addr, uint64_t length, uint32_t access,
 				  mr_cache_ref part)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""A hit through the caches of libfabric and UCX, with the kernel's word and with hooks.
+"""Measure a hit through the caches of libfabric and UCX, with the kernel's word and with hooks.
 
 buildlib/consumers builds both libraries, and all ways of a library use the same build. All ways run
 at the same time in a guest of one processor. The guest's kernel gives each way a few milliseconds

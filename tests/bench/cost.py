@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Measure what MR notification costs its users and others, and print the tables of costs.md.
 
-The figures of Documentation/costs.md must be easy to repeat, also on another machine.
 In all tables except the last, a ratio compares two times in the same guest. The last table compares
 Debian's own modules with ours. For this table two guests take turns, and the best round counts.
 tests/bench/run calls this script.

@@ -45,7 +45,6 @@ constexpr std::size_t piece_pages = 16;
 enum class state { never, registered, armed, counted };
 constexpr uint64_t users = ~uint64_t{0xff};
 
-/* Arms the registration if the state needs it. */
 void arm(state what, ibv_mr *mr, uint64_t *word)
 {
 	if (what == state::armed)
@@ -211,7 +210,6 @@ double munmap_own(state what)
 	return unmap(r);
 }
 
-/* Registers each page, and arms each registration if the state needs it. */
 struct many {
 	explicit many(state what)
 	{
@@ -246,8 +244,7 @@ double munmap_many(state what)
 }
 
 /*
- * The time begins when the parent asks its child to end, and ends when the parent has waited for
- * the child.
+ * Measures from the time when the parent asks the child to end until the parent has waited for it.
  */
 double exit_many(state what)
 {

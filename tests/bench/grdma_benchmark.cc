@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Open MPI's cache grdma above libfabric, as btl/ofi uses it: a hit and a miss. In the rows "armed"
- * the registering domain has not opened FI_MR_NOTIFY_OPS, so a region gets its word by a second
- * call. buildlib/consumers openmpi builds this program.
+ * Measures a hit and a miss of Open MPI's cache grdma above libfabric, as btl/ofi uses it. In the
+ * rows "armed" the registering domain has not opened FI_MR_NOTIFY_OPS, so a region gets its word by
+ * a second call. buildlib/consumers openmpi builds this program.
  */
 #include <benchmark/benchmark.h>
 #include <rdma/fi_domain.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The cost of an idle registration, for each cache. A row registers and deregisters 64 MiB once,
- * and the cache keeps the registration. Each row runs once. Its results are its counters, all in
- * MiB except `ms`.
+ * Measures the cost of an idle registration, for each cache. A row registers and deregisters 64 MiB
+ * once, and the cache keeps the registration. Each row runs once. Its counters are the results, all
+ * in MiB except `ms`.
  */
 #ifndef BENCH_IDLE_H
 #define BENCH_IDLE_H

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Measure the costs of an idle registration: without a cache, with ours, libfabric's and UCX's.
 
-libfabric and UCX are Debian's. Each row has its own process. All run in one guest, so times can be
-compared only with each other. tests/bench/run calls this script.
+libfabric and UCX are Debian's. Each row has its own process. All rows run in one guest, so times
+can be compared only with each other. tests/bench/run calls this script.
 """
 import json
 import os

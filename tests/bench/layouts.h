@@ -3,7 +3,7 @@
  * The cost of a hit depends on the positions of a program's buffers. Each layout is a function that
  * returns N buffers, always at the same positions:
  *  apart     one after the other, 64 KiB each
- *  guarded   one after the other, each with a guard page behind it: 17 pages apart
+ *  guarded   17 pages apart, because a guard page follows each buffer of 64 KiB
  *  random    1 byte to 256 KiB, at any address; several may be in one page
  *  heap      from malloc: nine buffers of 16 to 1,024 bytes, then one buffer of 4 to 256 KiB
  *  inside    random pages of one registration of 1 GiB

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The cost of a hit and of a miss in instructions, for each way to keep registrations.
+"""Count the instructions of a hit and of a miss, for each way to keep registrations.
 
 A hit finds a registration of 4 KiB. A miss registers 64 KiB that were unmapped and mapped again
 after the last registration. The cost of unmapping and mapping is subtracted. The programs run in a

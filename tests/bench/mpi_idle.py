@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""NetPIPE by Open MPI over UCX with RDMAV_MR_CACHE=remote, once with an idle time and once without.
+"""Run NetPIPE by Open MPI over UCX with RDMAV_MR_CACHE=remote, with and without an idle time.
 
 The script prints the statistics of both runs, and a ratio for message sizes from 64 KiB to 1 MiB:
 the throughput with the default RDMAV_MR_CACHE_IDLE_MS divided by the throughput with 0. Run it in a

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-# build/tests/bench_*: the programs of tests/bench/run.
+# Builds build/tests/bench_*, the programs of tests/bench/run.
 find_library(BENCHMARK benchmark)
 foreach(library ucs ucm ucp uct fabric)
   find_library(PEER_${library} ${library})
@@ -10,9 +10,9 @@ if(lacking)
   return()
 endif()
 
-# Builds the benchmark of the core with the options with which libibverbs compiles the core.
-# bench_cache is for this checkout. -DBENCH_BEFORE=PATH adds bench_cache_before, which has the same
-# source and the core of the checkout PATH.
+# Builds the benchmark of the core with libibverbs' compiler options for the core. bench_cache is
+# for this checkout. -DBENCH_BEFORE=PATH adds bench_cache_before, which has the same source and the
+# core of the checkout PATH.
 function(add_core_benchmark name checkout)
   file(GLOB core CONFIGURE_DEPENDS ${checkout}/libibverbs/mr_cache/*.cc)
   add_executable(${name} bench/cache_benchmark.cc ${core})

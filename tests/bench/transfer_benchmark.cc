@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * RDMA writes over a reliable connection from buffers in turn (rotation.h):
+ * Measures RDMA writes over a reliable connection from several buffers in turn (rotation.h):
  *  registered   all buffers are registered once, before the messages: the limit
  *  none         ibv_reg_mr + ibv_dereg_mr around each message
  *  cached       ibv_reg_mr with IBV_ACCESS_CACHED + ibv_dereg_mr around each message

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-/* UCX's registration cache (ucs_rcache), as its transports use it: get + put of a region. */
+/* Measures UCX's registration cache (ucs_rcache) as transports use it: get + put of a region. */
 extern "C" {
 #include <ucm/api/ucm.h>
 #include <ucp/api/ucp_version.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * UCX's registration cache for a user of a transport: uct_md_mem_reg + uct_md_mem_dereg on the
- * memory domain of rxe0. If the library knows UCX_RCACHE_NOTIFY, this variable chooses how the
+ * Measures UCX's registration cache for a user of a transport: uct_md_mem_reg + uct_md_mem_dereg on
+ * the memory domain of rxe0. If the library knows UCX_RCACHE_NOTIFY, this variable chooses how the
  * cache learns of changes of memory. Other rows measure misses (renewed.h) and idle registrations
  * (idle.h). The rows ucp and renewed/mapped use UCP's cache, by ucp_mem_map + ucp_mem_unmap.
  */

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Cached registration through the verbs, on a real device in a guest:
+ * Measures cached registration through the verbs, on a real device in a guest:
  *  atomics      two atomic operations on one word: the lower limit for any such cache
  *  atomics/N    two atomic operations on one of N words 128 bytes apart, in a random order that is
  *               repeated: the limit if each registration has its own reference count, without a
@@ -231,7 +231,6 @@ uint64_t count_of(const benchmark::State &state)
 	return static_cast<uint64_t>(state.range(0));
 }
 
-/* Each thread has its own buffers. */
 void apart(benchmark::State &state)
 {
 	const uint64_t each = count_of(state) * page_size();

@@ -10,10 +10,10 @@ CRASH_TRIES = 5
 
 
 def compare(hooks, word, said, known=()):
-    """`hooks` and `word` are {test: result}: "pass", "fail", "not run", "crash", or "known crash"
-    if the message names a defect of the library. `said` is {test: output} of the run with the
-    word. Tests whose names begin with one of `known` also fail with hooks. Returns 0 if no other
-    test fails.
+    """`hooks` and `word` are {test: result}. A result is "pass", "fail", "not run", "crash", or, if
+    the message names a defect of the library, "known crash". `said` is {test: output} of the run
+    with the word. Tests whose names begin with one of `known` also fail with hooks. Returns 0 if no
+    other test fails.
     """
     good = True
     for name in dict.fromkeys([*hooks, *word]):

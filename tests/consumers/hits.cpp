@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * libfabric's registration cache with the monitor verbs_notify. First the program tests these rules
- * one by one. A hit registers nothing, wherever its range begins. Any search ends stale
+ * Tests libfabric's registration cache with the monitor verbs_notify. First the program tests these
+ * rules one by one. A hit registers nothing, wherever its range begins. Any search ends stale
  * registrations. A registration in use stays. While a hit waits for the kernel, other hits
  * continue.
  *
@@ -206,7 +206,6 @@ std::size_t some_buffer(generator &random)
 	return below(random, below(random, 2) ? most_cached / 4 : buffers);
 }
 
-/* Does the word say that the registration is in use? */
 bool says_in_use(fid_mr *mr)
 {
 	const uint64_t *word = words[fi_mr_key(mr) >> 8 & 0xffff].load(std::memory_order_relaxed);

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * Tests libfabric's FI_MR_NOTIFY_OPS, which is for caches above fi_mr_reg(). The tests run without
- * libfabric's own cache, and with this cache under each of its monitors. libfabric chooses the
- * monitor when it is loaded. So without an argument the program runs itself once for each of these
- * settings.
+ * libfabric's own cache, and with each monitor of this cache. libfabric chooses the monitor when it
+ * is loaded. So without an argument the program runs itself once for each setting.
  */
 #include <infiniband/verbs.h>
 #include <rdma/fi_domain.h>
@@ -76,7 +75,7 @@ void result(const char *what, bool good)
 	all_good &= good;
 }
 
-/* Maps by a system call, which hooks do not see. At an address it replaces the memory there. */
+/* Maps by a system call, which hooks do not see, and replaces the memory at the address `at`. */
 void *map(void *at, int file = -1)
 {
 	const int flags = (at ? MAP_FIXED : 0) |

@@ -1,13 +1,13 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""In a guest, try libfabric and UCX of buildlib/consumers where notification is limited.
+"""Try libfabric and UCX of buildlib/consumers in a guest, in cases where notification is limited.
 
 The cases:
-* two devices in one process, of which the second can't notify
+* two devices in one process; the second device can't notify
 * a monitor supplied by the program
 * arming that fails
 * fork
-* a registration of which half is unmapped while the other half is in use
+* a registration in use, half of which is unmapped
 * memory that can't be registered
 * fi_info's description
 

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Run programs whose results are checked over soft-RoCE, in a guest: HPCC, LAMMPS, NWChem and more.
+"""Run programs over soft-RoCE in a guest, and check the results: HPCC, LAMMPS, NWChem and more.
 
 Each program runs with three caches: the cache of libfabric or UCX with hooks, the same cache with
 the word (buildlib/consumers), and libibverbs' cache while the library's own cache is off. The
@@ -140,7 +140,7 @@ SILICON_POTENTIAL = ("/usr/share/doc/quantum-espresso/examples/XSpectra/pseudo/"
 
 
 def silicon_input(folder):
-    """Write the input, and the potential of an atom, an example in the package."""
+    """Write the input, and the potential of an atom, which is an example in the package."""
     with open(os.path.join(folder, "silicon.in"), "w", encoding="ascii") as out:
         out.write(SILICON)
     with gzip.open(SILICON_POTENTIAL) as text, \

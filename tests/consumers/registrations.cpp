@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * Registers a buffer repeatedly with libfabric's verbs provider or UCX's memory domain, on each
- * named device, in one process: registrations libfabric|imported|ucx [DEVICE...]. Prints one line
- * of JSON, which answers for each device:
+ * named device, in one process. Usage: registrations libfabric|imported|ucx [DEVICE...]. Prints one
+ * line of JSON, which answers for each device:
  *
  * - found: Was the earlier registration found after no change, after system calls replaced the
  *   memory, after libc's functions replaced it, and after a child of fork() wrote to it?
@@ -98,7 +98,7 @@ void import_monitor()
 	static fid_mem_monitor monitor{};
 	fid *cache = nullptr;
 
-	find_verbs(); /* must come first: here libfabric chooses its own monitor */
+	find_verbs(); /* must come first, because here libfabric chooses its own monitor */
 	monitor.fid.fclass = FI_CLASS_MEM_MONITOR;
 	monitor.export_ops = &ops;
 	check(fi_open(FI_VERSION(1, 17), "mr_cache", nullptr, 0, 0, &cache, nullptr), "fi_open");

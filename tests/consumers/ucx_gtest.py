@@ -36,7 +36,7 @@ GROUPS = {
 # The groups that must arm registrations on rxe0: regions of UCT, and of UCP.
 ARMS = {"caches": ("word",), "rc, ud": ("word",), "ucp": ("word",)}
 KNOWN = ("ib/test_md.sys_device",)      # soft-RoCE is no PCI device
-# This assertion, at the last event of a queue pair, fails rarely, in any test (openucx/ucx issue
+# This assertion at the last event of a queue pair fails rarely, in any test (openucx/ucx issue
 # 10432).
 CRASH = "Assertion `wait_ctx->cb_id == (-1)' failed"
 LIMIT = 1800    # seconds until a test counts as hung; test_rcache_pfn.enum_pfn touches 800 MB
@@ -78,8 +78,8 @@ def run(group, way):
                            "known crash": "known crash"}.get(kind, "fail")
             said[name] = block[-4000:]
         ended = not blocks or "[==========]" in blocks[-1]
-    # Arming and the end of gtest are separate results, because all tests may pass although hooks
-    # are in use, and gtest may crash at its end.
+    # Arming is a separate result, because all tests may pass although hooks are in use. The end of
+    # gtest is a separate result, because gtest may crash there.
     armed = limited.arms("rxe0") > before
     found[f"{group}: armed or not"] = "pass" if armed == (way in ARMS.get(group, ())) else "fail"
     how = "pass" if status in (0, 1) else "known crash" if CRASH in output else "fail"

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Shows how much unmapped memory UCX keeps pinned: unreleased uct|ucp. The program registers 201
- * buffers of 1 MiB on rxe0, one after the other, unmaps 200 of them, and then uses only the last
- * buffer repeatedly. Prints one line of JSON. "all" is VmPin in kB while all buffers were
+ * Shows how much unmapped memory UCX keeps pinned. Usage: unreleased uct|ucp. The program registers
+ * 201 buffers of 1 MiB on rxe0, one after the other, unmaps 200 of them, and then uses only the
+ * last buffer repeatedly. Prints one line of JSON. "all" is VmPin in kB while all buffers were
  * registered, and "hits" is VmPin after the hits. "mrs" is the device's number of registrations
  * after the hits. If ON_DEMAND is set, UCX may register on demand, which pins no memory.
  */

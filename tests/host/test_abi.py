@@ -3,9 +3,9 @@
 """The fork's libraries export all symbols that upstream's and Debian's export, and more.
 
 Why: programs that were built with upstream's or Debian's libraries must run on ours without a
-rebuild. One test compares the symbols of our packages with the symbols of the distribution's
-packages. Another test compares the types (sizes, members, parameters) of our build with the types
-of a plain build of the same upstream version, both with debug information.
+rebuild. One test compares the symbols of our packages and of the distribution's packages. Another
+test compares the types (sizes, members, parameters) of our build and of a plain build of the same
+upstream version, both with debug information.
 
 Programs that were built with an earlier version of the fork must run, too. RELEASED has the symbols
 and structs of each released node of the version script. A new node gets a new row, and old rows
@@ -42,7 +42,7 @@ has_data_member_inserted_at = end
 """
 
 # The functions of each node, and the structs of its release. A new member needs a row here and a
-# new node. By the node the library learns that a program knows the member. A member has 8 bytes by
+# new node. The node shows the library that a program knows the member. A member has 8 bytes by
 # default.
 MR, NOTIFY = "struct ibv_mr *", "int (*)(struct ibv_mr *, uint64_t *)"
 RELEASED = {

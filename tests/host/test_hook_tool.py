@@ -66,8 +66,8 @@ class HookTool(unittest.TestCase):
                     if not line.startswith("\tline ")]
 
     def edit(self, name, *files):
-        """Lay out the folders a/ and b/ of a hook, and add a line to the file in b/. Return our
-        lines of the file in a/, and in b/ before the change.
+        """Lay out a hook's folders a/ and b/, and add a line to the file in b/. Return the lines
+        that a/ and b/ had before.
         """
         after = os.path.join(hook.lay_out(name, files, self.repo), FILE)
         seen = self.read(after.replace("/b/", "/a/")), self.read(after)

@@ -23,11 +23,11 @@ import kernel_modules  # noqa: E402
 import overlay  # noqa: E402
 import rdma_core_series  # noqa: E402
 
-# This table has the number of lines that hooks may add, by the folder of the hooks and upstream's
-# path. The first row that matches counts. A fix has no limit. pyverbs needs many lines, because
-# Cython needs each method in the body of its class, and because rdma-core 65 lacks pyverbs.enums.
-# UCX has caches in two layers, and documents interfaces in its headers. The hooks of libfabric and
-# Open MPI include fixes, a manual page and the documentation of a setting.
+# The number of lines that hooks may add, by the folder of the hooks and upstream's path. The first
+# row that matches counts. A fix has no limit. pyverbs needs many lines, because Cython needs each
+# method in the body of its class, and because rdma-core 65 lacks pyverbs.enums. UCX has caches in
+# two layers, and documents interfaces in its headers. The hooks of libfabric and Open MPI include
+# fixes, a manual page and the documentation of a setting.
 MOST = (("buildlib/hooks/", "libibverbs/(?!examples|man)|providers", 31),
         ("buildlib/hooks/", "libibverbs/(?:examples|man)/|debian/", 23),
         ("buildlib/hooks/", "pyverbs/", 32),

@@ -123,8 +123,8 @@ class Ready(unittest.TestCase):
         self.assertEqual(self.made, ["1", "2"])
 
     def test_objects_of_another_machine(self):
-        """The first build begins with a copy of the objects of the other machine, which is made
-        first; later builds keep the machine's own objects."""
+        """The other machine is made first. The first build begins with a copy of its objects. Later
+        builds keep the machine's own objects."""
         other, odp = machines.load("next-um"), machines.load("next-odp")
         objects = {one.name: os.path.join(one.folder, "build", "objects") for one in (other, odp)}
         self.assertEqual(odp.objects_of, other.name)

@@ -96,7 +96,7 @@ class Accelerator(unittest.TestCase):
         self.check_once("", "tcg")
 
     def test_a_machine_with_devices(self):
-        """The trial has no devices, because they need more memory and CPUs."""
+        """The trial leaves out the machine's devices, which may need more memory and CPUs."""
         self.assertTrue(machines.load("hotplug").devices)
         self.find("hotplug", True, "reboot: Restarting system")
         self.assertEqual([one.devices for one in self.tried], [[]])

@@ -25,7 +25,7 @@ dpkg-query -W -f '${{source:Package}} ${{Package}} ${{Version}}\\n' | grep '^rdm
 dpkg --audit
 """
 
-# The packages that the page holds.
+# The packages on hold (apt-mark) after the page's commands.
 HELD = "echo held: $(apt-mark showhold | grep -E '^(lib)?(ibverbs|rdmacm)')\n"
 
 # Removes all these packages.

@@ -195,8 +195,8 @@ def make_from_package(machine):
 
 
 def live_with_dkms(machine):
-    """Make the DKMS package. Let tests/lab/dkms_life install it, update the kernel, and remove it.
-    On another release of Debian use tests/lab/dkms_update.
+    """Make the DKMS package, and let tests/lab/dkms_life (on another release:
+    tests/lab/dkms_update) install it, update the kernel, and remove it.
     """
     done = subprocess.run([os.path.join(REPO, "buildlib/package"), "dkms"], text=True,
                           stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, check=False)

@@ -8,7 +8,7 @@ LIBC = ctypes.CDLL(None)
 
 
 def dies_with_us(number):
-    """A preexec_fn: the child gets this signal when this process ends."""
+    """Return a preexec_fn, so that the child gets this signal when this process ends."""
     parent = os.getpid()
 
     def child():

@@ -3,9 +3,8 @@
 
 Why: tests/lab/dkms_life tests a kernel update, but Debian's metapackages name only the newest
 kernel. Debian's archive still has the image, headers and source of the older kernel, but lacks the
-older metapackages, which depend on them. This module makes older metapackages: it writes the older
-version into the present ones. It leaves most drivers out of the images, because dkms lets depmod
-read all modules each time.
+older metapackages, which depend on them. This module makes them from the present metapackages. It
+leaves most drivers out of the images, because dkms lets depmod read all modules each time.
 """
 import contextlib
 import glob

@@ -41,8 +41,8 @@ class Machine:
     boot_modules: list[str] = dataclasses.field(default_factory=list)
     modules: list[str] = dataclasses.field(default_factory=list)
     dkms: bool = False          # package: has the modules that our DKMS package installed
-    release: str = ""           # dkms: the release of Debian where it did; "": on this machine
-    load: list[str] = dataclasses.field(default_factory=list)       # modprobe, in the guest
+    release: str = ""           # dkms: the release of Debian on which it did; "": this machine
+    load: list[str] = dataclasses.field(default_factory=list)       # for modprobe in the guest
     nodes: bool = True          # two guests of it can be connected
     arch: str = ""              # tree: ARCH= of its build
     target: str = ""            # tree: make target and the program that it makes

@@ -36,7 +36,7 @@ exec chroot . /bin/sh -eu -c "$script"
 
 
 def as_root(command, env):
-    """The command, with sudo if needed, with the same environment."""
+    """The command, with sudo if needed, and with this environment."""
     if os.geteuid():
         return ["sudo", "env", *(f"{name}={value}" for name, value in env.items()), *command]
     return command

@@ -94,7 +94,7 @@ class Nodes:
         life.guest.pass_on(stream, self.selector)
         if not any(one in self.selector.get_map() for one in life.guest.streams):
             life.guest.process.wait()
-            # A node that is booted again can't crash before COMMAND.
+            # If a node was booted again, COMMAND had already begun.
             life.crashed = len(self.lives) == len(self.places) and life.guest.emulator_crashed()
             self.ended(node)
 

@@ -3,12 +3,12 @@
 """Compare registration caches under Debian's own, unmodified MPI: print a table, then checks.
 
 The script runs in a guest. Each row is a job of stale_messages.cpp with other settings. Only the
-rows of our cache set RDMAV_MR_CACHE. The value is "remote", because MPI registers with remote
-rights. The script checks that a cache that intercepts libc lets stale bytes through, which shows
-that the script can see stale bytes. The script also checks that our cache lets no stale bytes
-through, and saves registrations. --consumers adds libfabric and UCX of buildlib/consumers, whose
-caches check the kernel's word and intercept no calls. With --nodes (tests/lab/run --nodes 2) each
-of the two processes has its own node. tests/mpi/run and tests/run call this script.
+rows of our cache set RDMAV_MR_CACHE=remote, because MPI registers with remote rights. The script
+checks that a cache that intercepts libc lets stale bytes through, which shows that the script can
+see stale bytes. The script also checks that our cache lets no stale bytes through, and saves
+registrations. --consumers adds libfabric and UCX of buildlib/consumers, whose caches check the
+kernel's word and intercept no calls. With --nodes (tests/lab/run --nodes 2) each of the two
+processes has its own node. tests/mpi/run and tests/run call this script.
 """
 import argparse
 import json
@@ -193,9 +193,8 @@ def check(what, good):
 
 
 def checks(row, plain, hooks):
-    """Check the results of a row. `plain` is the row of the same MPI without a cache. `hooks` is
-    the row of the same MPI with a cache that intercepts calls. If there is no such row, `plain` or
-    `hooks` is None.
+    """Check the results of a row. `plain` is the row of the same MPI without a cache, or None.
+    `hooks` is the row of the same MPI with a cache that intercepts calls, or None.
     """
     again, kept, doubted = (row.seen[part] for part in ("mapped_again", "kept", "doubted"))
     good = True

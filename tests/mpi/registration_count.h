@@ -2,9 +2,8 @@
 /*
  * Counts the registrations that the kernel has made for all processes. The kernel numbers
  * registrations in order and shows the numbers (rdma resource show mr). So the number of a new
- * registration tells how many came before. A separate process makes the new registration, so that
- * the memory of the counted process does not change. The separate process is forked before any
- * other work.
+ * registration tells how many came before. A separate process, which is forked first, makes the new
+ * registration. So the memory of the counted process does not change.
  */
 #ifndef MPI_REGISTRATION_COUNT_H
 #define MPI_REGISTRATION_COUNT_H
@@ -19,7 +18,6 @@ public:
 	registration_count();
 	registration_count(const registration_count &) = delete;
 	registration_count &operator=(const registration_count &) = delete;
-	/* Ends the separate process. */
 	~registration_count();
 
 	/*

@@ -9,8 +9,7 @@
  * the kernel may reclaim between messages, but does not reclaim. Prints one line of JSON. For each
  * part the line has: messages, stale, registrations (the kernel's count for both processes),
  * microseconds per message. The line also shows whether a library has patched libc, uses
- * userfaultfd, or has a thread in the first process. If the messages could not be tried, the exit
- * status is not 0.
+ * userfaultfd, or has a thread in the first process.
  */
 #include <mpi.h>
 #include <nlohmann/json.hpp>

@@ -40,7 +40,6 @@ void need(bool good, const char *what)
 		throw std::runtime_error(what);
 }
 
-/* A byte that depends on seed and place. */
 std::byte pattern(std::size_t place, int seed)
 {
 	return static_cast<std::byte>((place * 2654435761U >> 13) ^ place ^ (37U * seed));
@@ -139,7 +138,6 @@ constexpr kind moved{"mremap", map_new,
 		     },
 		     unmap};
 
-/* The object has memory of one kind until the object is destroyed. */
 class buffer {
 public:
 	buffer(const kind &of, std::size_t size) : kind_(of), memory_(of.get(size)) {}

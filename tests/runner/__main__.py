@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Make the builds, and run the tests on the host and in guests. The last line counts the tests.
 
-tests/run calls this program. Without arguments it runs the gate (gate.py). If arguments name lanes,
-it runs these lanes. --all runs all lanes except those that run only by name. A lane that could not
-run is a failure. The outputs are kept in build/results.
+tests/run calls this program. Without arguments it runs the gate (gate.py). Arguments are names of
+lanes to run. --all runs all lanes except those that run only by name. A lane that could not run is
+a failure. The outputs are kept in build/results.
 """
 import argparse
 import collections
@@ -46,8 +46,8 @@ def shown(count):
 
 
 def jobs():
-    """The number of parallel tasks. It is the number of processors plus one, but at most 4, and at
-    most one task for each 3 GB of memory.
+    """The number of parallel tasks: one more than the processors, but at most 4. Each guest needs 3
+    GB.
     """
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(1, min(os.cpu_count() + 1, 4, memory // (3 << 30)))
@@ -95,8 +95,8 @@ class Run:
             reader.start()
 
         def is_running():
-            """Is the process running, or may another process still write to its outputs? A process
-            that has ended is reaped later, not here.
+            """Does the process run, or may another process still write to its outputs? Does not
+            reap the process.
             """
             nohang = os.WEXITED | os.WNOHANG | os.WNOWAIT
             return (any(reader.is_alive() for reader in readers) or
@@ -146,7 +146,7 @@ class Run:
         return not status
 
     def add(self, lane, told, count):
-        """Add a step's count to the count of its lane."""
+        """Add a count to the count of a lane."""
         file = os.path.relpath(told.base, lanes.REPO) + ".*" if told else ""
         with self.lock:
             for one in count.failures:
@@ -155,8 +155,8 @@ class Run:
             self.count += count
 
     def judge(self, lane, step, told, where=""):
-        """Count the results of a step that has ended, and print them. `where` is the prefix of the
-        step's commands.
+        """Count and print the results of a step that has ended. `where` is the prefix of its
+        commands.
         """
         name = f"{lane}: {step.name}"
         if told.status is None:
@@ -404,8 +404,8 @@ def arguments():
 
 @contextlib.contextmanager
 def alone():
-    """A context that excludes other runs in this clone. If another run uses the clone, the value of
-    the context is False.
+    """A context that excludes other runs in this clone. Its value is False if another run uses the
+    clone.
     """
     os.makedirs(os.path.dirname(RESULTS), exist_ok=True)
     with open(RESULTS + ".lock", "w", encoding="utf-8") as lock:    # no child inherits it

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""This module lists the builds, and the tests of each lane. To add a lane, add a row to LANES.
+"""The builds, and the tests of each lane. To add a lane, add a row to LANES.
 
 The steps of a lane run in one guest, which boots once for all steps, or on the host. A lane begins
 when the builds that it `needs` (rows of BUILDS) are done. Other builds and lanes run at the same
@@ -22,8 +22,8 @@ GUEST_PROGRAMS = ("contract", "word", "changes", "in_use", "reclaim", "revoke", 
                   "differential",
                   "adversary", "observe", "retransmit_answers", "errors", "qp_state",
                   "wqe_ring", "lossy", "no_cross_process_wait", "idle")
-# At least this many tests of these programs must run. Otherwise one missing requirement could skip
-# all of them unnoticed. The test "at most 512 packets wait" may be skipped on a slow machine.
+# At least this many tests of these programs must run, because one missing requirement would skip
+# all of them. The test "at most 512 packets wait" may be skipped on a slow machine.
 GUEST_LEAST = {"retransmit_answers": 5, "nodes": 8, "odp_packets": 15}
 # This many tests of upstream's suite run on soft-RoCE. On upstream's kernel 103 tests run.
 UPSTREAM_EXECUTED = 118
@@ -91,7 +91,7 @@ def with_variable(step, variable):
 
 
 def cached(step):
-    """The same step twice, with the cache for local rights, and with the cache for all rights."""
+    """The step twice: with the cache for local rights, and for all rights."""
     return [with_variable(replace(step, name=f"{step.name} cached {value}"),
                           f"RDMAV_MR_CACHE={value}") for value in ("1", "remote")]
 
@@ -114,7 +114,7 @@ SUSPENDED = matrix("matrix, suspended", results.lines, "--reclaim")
 # On-demand paging: our tests and upstream's.
 PAGING = [*guest_programs("odp", "odp_memory", "odp_packets", "odp_wait", "odp_oracle"),
           pyverbs("test_mr_all", "test_odp", least=24)]
-# All tests of both modules must run, except three tests that need a device without a capability.
+# All tests must run, except three tests that need a device without a capability.
 NOTIFY_AND_CACHE = pyverbs("test_mr_notify", "test_mr_cache", least=67)
 # Debian's programs that can page on demand. They use the fork's library from the build folder.
 PAGING_PROGRAMS = Step("programs on demand", f"{PYTHON} tests/installed/programs.py 'on demand'",
@@ -154,8 +154,7 @@ def examples(kernel):
 
 
 def host_tests():
-    """A step for each file of tests/host. `more` has the needs of some steps, and the times of long
-    steps.
+    """A step for each file of tests/host. `more` has needs, and the times of long steps.
     """
     more = {"test_abi": {"needs": ("debs",), "seconds": 90},
             "test_packages": {"needs": ("debs",), "seconds": 60},
@@ -221,8 +220,7 @@ CONSUMERS = ("fork", "kernel um", "libfabric and UCX")
 
 
 def hits(name, libfabric, least, options=""):
-    """The step of a program that counts the verbs which libfabric's cache calls. `libfabric` is the
-    build of libfabric to use.
+    """A step that counts the verbs which libfabric's cache calls. `libfabric` is the build to use.
     """
     return Step(name, f"LD_LIBRARY_PATH=build/consumers/{libfabric}/lib:$LD_LIBRARY_PATH {options} "
                 f"build/tests/consumers_{name}", results.lines, least=least)
@@ -244,8 +242,8 @@ LANES = {
     # The packages for users, with Debian's own programs and upstream's suite.
     "packages": Lane(
         [Step("programs", f"{PYTHON} tests/installed/programs.py", results.lines),
-         # MPICH's UCX hangs over soft-RoCE on Debian 13, so compare.py skips MPICH's rows, and only
-         # 18 rows are left.
+         # On Debian 13, MPICH's UCX hangs over soft-RoCE, so compare.py skips its rows, and 18 are
+         # left.
          Step("mpi", f"{PYTHON} tests/mpi/compare.py", results.lines, least=18),
          examples("notifies"),
          UNPACK_SUITE, INSTALLED_SUITE, *cached(INSTALLED_SUITE)],

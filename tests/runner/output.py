@@ -56,7 +56,7 @@ class Told:
         self.status = None
 
     def feed(self, stream, line):
-        """A line, its end included."""
+        """Take a line with its line end."""
         self.files[stream].write(line)
         self.files[stream].flush()
         self.times.feed(line.rstrip("\n"))

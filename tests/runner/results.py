@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Read a test program's output, and count its tests. Every suite has its own format.
 
-One failure is counted if the output of a program names no test. One failure is also counted if a
-program reports success but exits with a failure.
+If the output of a program names no test, this counts as one failure. If a program reports success
+but exits with a failure, this counts as one failure, too.
 """
 import json
 import re
