@@ -4,7 +4,7 @@
 Figures of two runs differ by more than the effect of most changes. So only a ratio within one run
 on one machine shows whether a change made the cache faster or slower. This checkout's benchmark is
 compiled once with the headers and the core of each checkout. For each row the two programs take
-turns, each in a new process, so that memory which another row left does not make a row slower.
+turns, each in a new process, so that leftover memory of another row does not slow down a row.
 tests/bench/run --before calls this script.
 """
 import argparse

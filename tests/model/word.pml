@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The word of a registration that can be suspended, and everything that changes the word:
- * two users, which take and drop a reference and settle; the shrinker; the worker; two
- * events that may have changed the mapping (CLEAR); and an event that has changed the
- * mapping (UNMAP). Spin tries all interleavings. In umem_notify.c and
- * umem_notify_reclaim.c, a step of this model is one atomic instruction, or runs under the
- * tracker's lock.
+ * Models the word of a registration that can be suspended, and everything that changes it:
+ *  - two users, which take and drop a reference, and settle
+ *  - the shrinker and the worker
+ *  - two events that may have changed the mapping (CLEAR)
+ *  - an event that has changed the mapping (UNMAP)
+ * Spin tries all interleavings. In umem_notify.c and umem_notify_reclaim.c, a step of this
+ * model is one atomic instruction, or runs under the tracker's lock.
  *
  * The guarantee: a thread adds a reference, or settles while it has a reference, and then
  * reads 0 in the kernel's bits. Then the device has access to the pages that the range

@@ -3,12 +3,12 @@
 """Compare registration caches under Debian's own, unmodified MPI: print a table, then checks.
 
 The script runs in a guest. Each row is a job of stale_messages.cpp with other settings. Only the
-rows of our cache set RDMAV_MR_CACHE=remote, because MPI registers with remote rights. The script
-checks that a cache that intercepts libc lets stale bytes through, which shows that the script can
-see stale bytes. The script also checks that our cache lets no stale bytes through, and saves
-registrations. --consumers adds libfabric and UCX of buildlib/consumers, whose caches check the
-kernel's word and intercept no calls. With --nodes (tests/lab/run --nodes 2) each of the two
-processes has its own node. tests/mpi/run and tests/run call this script.
+rows of our cache set RDMAV_MR_CACHE=remote, because MPI registers with remote rights. A cache that
+intercepts libc must let stale bytes through. This check shows that the script can see stale bytes.
+Our cache must let no stale bytes through, and must save registrations. --consumers adds libfabric
+and UCX of buildlib/consumers, whose caches check the kernel's word and intercept no calls. With
+--nodes (tests/lab/run --nodes 2) each of the two processes has its own node. tests/mpi/run and
+tests/run call this script.
 """
 import argparse
 import json
