@@ -3,8 +3,7 @@
 """Run the C tests and other built programs that need no kernel, and check libibverbs itself.
 
 Why: the names and versions of the exported symbols are the ABI, and no other test would notice a
-missing symbol or a dependency on a C++ run time. The test needs the whole build (cmake --build
-build).
+missing symbol or a dependency on a C++ run time. The test needs the whole build.
 """
 import glob
 import os

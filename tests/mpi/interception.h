@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
  * Some libraries change the process in order to notice changes of memory. A library may patch libc,
- * use userfaultfd, or start a thread. These functions let the process itself check for these
+ * use userfaultfd, or start a thread. By these functions the process itself can check for such
  * changes.
  */
 #ifndef TESTS_MPI_INTERCEPTION_H
