@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Print the folder that ccache must use. If ccache's own folder is usable, print nothing.
 
-Why: if ccache can't write, it fails every compilation, and a service's user has no home folder.
-Naming a folder hides the user's settings, so this script names a folder only if necessary.
+Why: if ccache can't write to its folder, every compilation fails. The user of a service may have no
+home folder. A named folder hides the user's settings, so this script names one only if necessary.
 """
 import os
 import subprocess
@@ -32,7 +32,7 @@ def own(env=None):
 
 
 def settings(env=None):
-    """The variables that ccache needs and this environment lacks: a dictionary, usually empty."""
+    """The variables that ccache needs and this environment lacks, usually an empty dictionary."""
     theirs = own(env)
     if not theirs or is_usable(theirs):
         return {}

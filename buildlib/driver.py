@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Compile the files of one kernel driver that our patches change or bring; a warning is an error.
+"""Compile those files of a kernel driver that our patches change or add. A warning is an error.
 
 Why: the lab's machines build only the drivers that they load, and have few kinds of devices.
 """
@@ -26,10 +26,9 @@ class DriverError(Exception):
 
 
 def make(command):
-    """Run make for modules that are not loaded. If make fails, the error has make's output.
+    """Run make for modules that are never loaded. If make fails, the error has make's output.
 
-    Optimizing for size saves time. Leaving out the checksums of symbols saves two fifths of the
-    time.
+    Optimizing for size saves time. Leaving out checksums of symbols saves two fifths of the time.
     """
     env = kernel_modules.compiler_environment()
     done = subprocess.run([*command, "CONFIG_MODVERSIONS=",
@@ -40,7 +39,7 @@ def make(command):
 
 
 def build(package, tree, place, names, options=kernel_modules.OPTIONS):
-    """Compile those of the files `names` that are C files; the result is in `place`."""
+    """Compile the C files among `names` in the folder `place`."""
     folders = sorted({os.path.dirname(name) for name in names})
     kernel_modules.link(tree, place, folders, options)
     command = kernel_modules.make(package.headers, place, folders, options)
@@ -57,7 +56,7 @@ def ours(driver, tree, repo=fetch.REPO, name="linux"):
              for folder in glob.glob(os.path.join(tree, "drivers/infiniband/[hs]w/*"))
              if os.path.isdir(folder)}
     if driver not in known:
-        raise DriverError(f"no such driver; there are {', '.join(sorted(known))}")
+        raise DriverError(f"no such driver; the drivers are {', '.join(sorted(known))}")
     new = {path for path in overlay.our_files(name, repo)
            if os.path.dirname(path) == known[driver] and path.endswith(".c")}
     with open(os.path.join(tree, known[driver], "Makefile"), encoding="utf-8") as text:
@@ -71,16 +70,16 @@ def ours(driver, tree, repo=fetch.REPO, name="linux"):
     found = {path for path in changed
              if os.path.dirname(path) == known[driver] and path.endswith(".c")}
     if not found:
-        raise DriverError("no patch changes a file of it")
+        raise DriverError("no patch changes a file of this driver")
     return found
 
 
 def main():
     """Hook the tree, compile the driver, and print its files."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("driver", help="its folder's name below drivers/infiniband/hw or sw")
+    parser.add_argument("driver", help="the name of a folder in drivers/infiniband/hw or sw")
     parser.add_argument("--for", dest="name", default="linux", choices=fetch.versions("linux"),
-                        help="for that version of Linux")
+                        help="the version of Linux")
     args = parser.parse_args()
     driver = args.driver
     try:

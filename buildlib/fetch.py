@@ -1,10 +1,10 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Obtain the pinned upstream trees and unpack them, untouched, below the build folder.
+"""Obtain the pinned upstream trees, and unpack them unchanged below the build folder.
 
-Why: the repository holds only this project's own files. Upstream comes by name and version from
-the machine's Debian archive (buildlib/upstream/*.pin), or from the user's tarball or tree
-(--source, or RDMA_CORE_SOURCE and the like). Files are downloaded once. overlay.py lays our
+Why: the repository holds only this project's own files. buildlib/upstream/*.pin name packages and
+versions in the machine's Debian archive. Instead of a package, the user may name a tarball or tree
+(--source, or a variable such as RDMA_CORE_SOURCE). Files are downloaded once. overlay.py lays our
 files over the tree that this script unpacked.
 """
 import argparse
@@ -41,7 +41,7 @@ def say(text):
 
 
 def family(name):
-    """The upstream that a name is a version of."""
+    """The name of the upstream, for the name of one of its versions."""
     return VERSION_OF.get(name, name)
 
 
@@ -51,7 +51,7 @@ def versions(upstream):
 
 
 def base():
-    """The name of the rdma-core that is built: RDMA_CORE_BASE=65 selects rdma-core-65."""
+    """The name of the rdma-core to build. RDMA_CORE_BASE=65 selects rdma-core-65."""
     version = os.environ.get("RDMA_CORE_BASE")
     name = f"rdma-core-{version}" if version else "rdma-core"
     if family(name) != "rdma-core":
@@ -77,7 +77,7 @@ def sha256(path):
 
 
 def read(path):
-    """The content of a file, "" if there is none."""
+    """The content of a file, or "" if the file does not exist."""
     with contextlib.suppress(FileNotFoundError):
         with open(path, encoding="utf-8") as text:
             return text.read()
@@ -85,14 +85,14 @@ def read(path):
 
 
 def write(path, text):
-    """Write a file and rename it when it is complete, because a disk may be full."""
+    """Write a new file, and rename it when it is complete. On a full disk the old file stays."""
     with open(path + ".new", "w", encoding="utf-8") as out:
         out.write(text)
     os.replace(path + ".new", path)
 
 
 def locked(build, name="linux"):
-    """A lock: one process at a time prepares the tree of an upstream in `build`."""
+    """A lock. Only its holder prepares the tree of an upstream in `build`."""
     return private_apt.alone(os.path.join(build, "src", f".{name}.lock"))
 
 
@@ -130,8 +130,8 @@ def suite_apt(build, suite, package, version=""):
 
 
 def archive_apt(build, name):
-    """A private apt with the sources that a kernel's pin needs: a suite's sources, or the
-    machine's.
+    """A private apt for the kernel of a pin. If the pin has a version, apt has the sources of the
+    pin's suite. Otherwise apt has the machine's sources.
     """
     pin = read_pin(name)
     if not pin["version"]:
@@ -140,10 +140,10 @@ def archive_apt(build, name):
 
 
 def kernel_packages(name="linux"):
-    """The names that the package of a pinned kernel's newest image may have. A release has one
-    name.
+    """Two names for the package of a pinned kernel's newest image. A release of Debian uses one.
 
-    6.12 is Debian 13's default kernel (linux-image-amd64), and an additional kernel for Debian 12.
+    6.12 is Debian 13's default kernel (linux-image-amd64), and an additional kernel for Debian 12
+    (linux-image-6.12-amd64).
     """
     arch = subprocess.run(["dpkg", "--print-architecture"], capture_output=True, text=True,
                           check=True).stdout.strip()
@@ -172,7 +172,7 @@ def linux_version(build=BUILD, update=False, name="linux"):
         private = machine_apt(build)
         offered = private.versions(pin["package"])
         images = sum(map(private.versions, kernel_packages(name)), [])
-        both = [v for v in offered if v in images]  # the image comes later, because it is signed
+        both = [v for v in offered if v in images]  # the signed image comes later
         if not offered:
             raise FetchError(f"apt on this machine offers no {pin['package']}: is "
                              f"{pin['suite']} among its sources?")
@@ -212,7 +212,7 @@ def download_alone(packages, build, folder, upstream, apt):
         except private_apt.AptError as problem:
             raise FetchError(f"{problem}\nIf apt offers newer versions now: "
                              f"buildlib/overlay.py {upstream} --update") from problem
-        # Other files in the folder may be incomplete.
+        # Only these files are complete.
         for name in os.listdir(with_partial):
             if name.startswith(tuple(start(*package) for package in packages.items())):
                 os.rename(os.path.join(with_partial, name), os.path.join(folder, name))
@@ -220,7 +220,7 @@ def download_alone(packages, build, folder, upstream, apt):
 
 
 def tarball_of(name, build):
-    """The archive of the pinned upstream, downloaded once: (path, version)."""
+    """Download the archive of the pinned upstream once. Return its path and its version."""
     pin = read_pin(name)
     if family(name) == "linux":
         version = linux_version(build, name=name)
@@ -241,8 +241,8 @@ def check_sum(path, wanted):
     """Raise if the sha256 of a file differs from the pinned value."""
     found = sha256(path)
     if wanted and found != wanted:
-        raise FetchError(f"{path}: sha256 is {found}, the pin says {wanted}: "
-                         "remove the file to fetch it again")
+        raise FetchError(f"{path}: sha256 is {found}, but the pin has {wanted}: "
+                         "remove the file, so that it is downloaded again")
 
 
 def tree_version(tree):
@@ -315,7 +315,7 @@ def complete(tree, archive):
 
 
 def place(build, name, version, fill):
-    """Let fill(folder) make a tree, and give it its final name when it is complete."""
+    """Make a tree by fill(folder). Give the tree its final name when it is complete."""
     unfinished = os.path.join(build, "src", f".{name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     fill(unfinished)
@@ -339,12 +339,12 @@ def original(name, build, path, folder):
 
 
 def state_folder(tree):
-    """The folder of overlay.py's notes about a tree, outside of the tree."""
+    """The folder with overlay.py's notes about a tree. It is outside of the tree."""
     return os.path.join(os.path.dirname(tree), ".overlay", os.path.basename(tree))
 
 
 def users_tree(name, source, build, update):
-    """Unpack or copy the user's tarball or tree. Never changes the original."""
+    """Unpack or copy the user's tarball or tree. The original does not change."""
     source = os.path.realpath(source)
     if not os.path.exists(source):
         raise FetchError(f"{source}: no such tarball or tree")
@@ -399,7 +399,7 @@ def arguments(description, names=SOURCE_VARIABLE):
     """The command line that fetch.py and overlay.py share."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("name", choices=sorted(names))
-    parser.add_argument("--source", help="a tarball or tree to take instead of the pinned one")
+    parser.add_argument("--source", help="a tarball or tree to use instead of the pinned version")
     parser.add_argument("--build", default=BUILD, help="the build folder (default: build)")
     parser.add_argument("--update", action="store_true",
                         help="look for a newer point release; unpack or copy --source again")

@@ -2,18 +2,18 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Make or change a patch to upstream's files: a hook, or a fix of the kernel.
 
-  buildlib/hook.py PATCH FILE...     copies the files of the patch, and FILEs: edit the copies in b/
+  buildlib/hook.py PATCH FILE...     copies the patch's files and FILEs; then edit the copies in b/
   buildlib/hook.py --write PATCH     puts the edits into the patch, and applies all patches
 
 PATCH is the path of a new patch, or the path or name of an existing patch. FILE is a path in
-upstream's tree. a/ has upstream's files with all earlier patches (for a fix: with the fixes that it
-needs), and b/ has this patch, too. Why: a diff that was edited by hand has wrong counts, and the
-tree that is built also has the later patches.
+upstream's tree. The folder a/ has upstream's files with all earlier patches. For a fix, a/ has only
+the fixes that the fix needs. The folder b/ has the files of a/ with PATCH applied. Why: a diff that
+was edited by hand has wrong counts, and the tree that is built also has the later patches.
 
-With --for linux-7.3 (a version of the upstream with its own pin in buildlib/upstream) the command
-edits only the parts of the patch that differ for this version. These parts are in a file that has
-PATCH's name with .7.3.diff at its end. The hunks of the patch that do not apply are in a file
-NAME.rej next to b/.
+With --for linux-7.3, the command edits only the parts of the patch that differ for this version.
+(buildlib/upstream has a pin for each such version.) These parts are in a file that has PATCH's name
+with the ending .7.3.diff. If hunks of the patch do not apply, they are in a file NAME.rej next to
+b/.
 """
 import argparse
 import glob
@@ -49,7 +49,7 @@ def upstream_of(patch):
     for name, folders in overlay.PATCHES.items():
         if folder in (*folders, overlay.LOCAL.get(name)):
             return name
-    raise overlay.OverlayError(f"{patch}: not in a folder of patches: " + ", ".join(
+    raise overlay.OverlayError(f"{patch} is not in a folder of patches: " + ", ".join(
         folder for folders in overlay.PATCHES.values() for folder in folders))
 
 
@@ -67,7 +67,7 @@ def header_of(text):
 
 
 def below(patch, patches, text):
-    """The patches that change the same files and are applied before this patch."""
+    """The patches that are applied before this patch. A fix needs only the fixes that it names."""
     if not patch.startswith(FIXES):
         return [one for one in patches if one < patch or one.startswith(FIXES)]
     needs = STANDS_ON.search(header_of(text))
@@ -102,8 +102,8 @@ def upstreams(files, tree, into):
 
 
 def laid_out(place):
-    """Each file that was laid out, with the path of the copy that shows whether the file in b/ was
-    edited.
+    """Yield each file that was laid out, and the path of its unedited copy. If this copy differs
+    from the file in b/, the file was edited.
     """
     for folder, _, names in os.walk(os.path.join(place, "written")):
         for name in names:
@@ -112,7 +112,7 @@ def laid_out(place):
 
 
 def part_of(name, files=()):
-    """The part of an upstream's tree with these files. Unpacking all of Linux takes minutes."""
+    """The paths to unpack for these files of an upstream. Unpacking all of Linux takes minutes."""
     if fetch.family(name) != "linux":
         return ()
     known = tuple(f"{path}/" for path in kernel_modules.PART)
@@ -120,8 +120,8 @@ def part_of(name, files=()):
 
 
 def tree_for(name, files):
-    """The tree of an upstream. The tree of another version gets no hooks, because some patches may
-    not apply.
+    """The tree of an upstream. If `name` is in VERSION_OF, the tree gets no hooks, because some
+    patches may not apply to this version.
     """
     part = part_of(name, files)
     if name not in fetch.VERSION_OF:
@@ -139,7 +139,7 @@ def lay_out(patch, files, repo=fetch.REPO, name=""):
     before = [os.path.join(repo, one) for one in below(patch, known, text)]
     files = {*files, *(overlay.hooked_files(path, name) if text else ())}
     if not files:
-        raise overlay.OverlayError(f"{patch} is new: name the files that it is to change")
+        raise overlay.OverlayError(f"{patch} is new: name the files that it will change")
     needed = files.union(*(overlay.hooked_files(one, name) for one in before))
     tree = tree_for(name, needed)
     place = place_of(patch, name)
@@ -185,7 +185,7 @@ def changes(patch, repo, name):
     """The difference of a/ and b/, in the format of the folder's patches."""
     place, like = place_of(patch, name), model(os.path.join(repo, patch))
     if not os.path.isdir(place):
-        raise overlay.OverlayError(f"{patch} is not laid out: call this without --write first")
+        raise overlay.OverlayError(f"{patch} is not laid out: call hook.py without --write first")
     done = subprocess.run(["git", "diff", "--no-index", "--no-prefix", "--no-color",
                            "--no-ext-diff", f"-U{context(like)}", "a", "b"], cwd=place,
                           capture_output=True, text=True, check=False)
@@ -197,8 +197,8 @@ def changes(patch, repo, name):
 
 
 def different(made, text):
-    """The parts of a diff that the patch lacks or has in another form. If the diff lacks a part
-    of the patch, the result has the heading of this part, without hunks."""
+    """The parts of the diff `made` that differ from the parts of the patch `text`. If only `text`
+    changes a file, the result has a heading for this file, without hunks."""
     def lines(part):
         return [line for line in part.splitlines() if not line.startswith("@@ ")]
 
@@ -210,7 +210,7 @@ def different(made, text):
 
 
 def form_of_header(patch):
-    """The header of a new patch, to be completed."""
+    """The header of a new patch. Its author completes it."""
     if patch.startswith(FIXES):
         return HEADER.format(fixes='Fixes: 12 DIGITS ("SUBJECT")\n', status="Pending")
     return HEADER.format(fixes="", status="Inappropriate [overlay hook]")
@@ -241,7 +241,7 @@ def main():
                                      usage="\n".join(__doc__.splitlines()[2:4]))
     parser.add_argument("--write", action="store_true", help="write what was edited in b/")
     parser.add_argument("--for", dest="name", default="", choices=fetch.VERSION_OF,
-                        help="for that version of the upstream")
+                        help="edit the patch for this version of the upstream")
     parser.add_argument("patch", metavar="PATCH")
     parser.add_argument("files", nargs="*", metavar="FILE")
     args = parser.parse_args()

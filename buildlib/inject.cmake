@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-# Adds our sources to upstream's targets without changing upstream's CMake files. Upstream's project()
-# includes this file (CMAKE_PROJECT_rdma-core_INCLUDE: ../CMakeLists.txt, debian/rules); calls that need the
-# targets are deferred to the end of the top-level directory. All paths are in the tree that is built.
+# Adds our sources to upstream's targets without changing upstream's CMake files. ../CMakeLists.txt and
+# debian/rules set CMAKE_PROJECT_rdma-core_INCLUDE, so upstream's project() includes this file. Calls that
+# need the targets are deferred to the end of the top-level directory. All paths are in the built tree.
 
-cmake_policy(SET CMP0079 NEW) # link libraries may be added to another directory's target
+cmake_policy(SET CMP0079 NEW) # allow link libraries for a target of another directory
 enable_language(CXX)
 string(APPEND CMAKE_CXX_FLAGS " -Werror")
 
@@ -15,8 +15,8 @@ set(INJECT_UAPI_HEADERS kernel-headers/rdma/ib_user_mr_notify.h)
 set(INJECT_PUBLIC_HEADERS libibverbs/mr_notify.h libibverbs/mr_cache.h libibverbs/mr_all.h)
 set(INJECT_TESTS tests/test_mr_notify.py tests/test_mr_cache.py tests/test_mr_all.py)
 
-# Resolves a symbolic link of the overlay, because upstream's install() would install the link
-# itself.
+# Replaces the overlay's symbolic links by their targets, because upstream's install() would install
+# the links.
 function(inject_real_paths OUT)
   set(paths "")
   foreach(path ${ARGN})
@@ -30,8 +30,9 @@ endfunction()
 # Appends our symbol version nodes to the map that upstream's configure_file() generated. A second
 # --version-script would be enough for the shared library. But sanitize_static_lib.py takes one map
 # per static library, and makes all symbols outside of this map local. A hook in libibverbs.map.in
-# would have to change whenever upstream adds a node. Our node's name differs from the name of
-# upstream's next node. check-build sorts by the part after the "_": our node comes before upstream's newest.
+# would have to change whenever upstream adds a node. The names of our nodes differ from the names of
+# upstream's next nodes. check-build sorts nodes by the part after the "_", so it sorts our nodes before
+# upstream's newest node.
 function(inject_symbol_versions)
   set(map ${PROJECT_BINARY_DIR}/libibverbs/libibverbs.map)
   set(node ${PROJECT_SOURCE_DIR}/libibverbs/libibverbs_mr_notify.map)
@@ -41,8 +42,8 @@ function(inject_symbol_versions)
   string(REGEX MATCHALL "IBVERBS_[0-9.]+ {" nodes "${upstream}")
   list(POP_BACK nodes newest)
   string(REPLACE " {" "" IBVERBS_NEWEST "${newest}")
-  # Writes to a separate file, whose time stamp stays if nothing changes. So configuring again does
-  # not link all programs again.
+  # If nothing changes, the separate file keeps its time stamp, and the map gets this time stamp. So
+  # after configuring again, the build does not link all programs again.
   file(CONFIGURE OUTPUT ${map}.ours CONTENT "${upstream}\n${ours}" @ONLY)
   execute_process(COMMAND cp --preserve=timestamps ${map}.ours ${map} COMMAND_ERROR_IS_FATAL ANY)
 endfunction()
@@ -51,8 +52,8 @@ function(inject_libibverbs)
   foreach(target ibverbs ibverbs-static)
     if(TARGET ${target})
       target_sources(${target} PRIVATE ${INJECT_LIBIBVERBS_SOURCES})
-      # The compiler assumes that an undeclared function returns an int, which has half the bits of
-      # a pointer.
+      # Without this option the compiler assumes that an undeclared function returns an int. An int
+      # has half the bits of a pointer.
       target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:C>:-Werror=implicit-function-declaration>")
     endif()
   endforeach()
@@ -74,13 +75,13 @@ function(inject_man_pages)
   list(TRANSFORM verbs REPLACE "^\t\t([a-z_]+).*" "${folder}/\\1.3.md")
   list(REMOVE_DUPLICATES verbs)
   list(APPEND pages ${verbs})
-  # Upstream's functions put the pages into this folder.
+  # Upstream's functions use the folders in these variables.
   set(CMAKE_CURRENT_SOURCE_DIR ${PROJECT_SOURCE_DIR}/libibverbs/man)
   set(CMAKE_CURRENT_BINARY_DIR ${PROJECT_BINARY_DIR}/libibverbs/man)
   rdma_man_pages(${pages})
 endfunction()
 
-# Upstream's CMake files would call add_subdirectory() instead.
+# Includes the CMakeLists.txt of our programs. Upstream's CMake files would call add_subdirectory().
 function(inject_programs)
   foreach(folder libibverbs/examples/mr_notify libibverbs/tests providers/rxe/tests)
     include(${PROJECT_SOURCE_DIR}/${folder}/CMakeLists.txt)
@@ -98,7 +99,7 @@ function(inject_python_tests)
   endif()
 endfunction()
 
-# All libraries and programs of a folder and its subfolders.
+# Sets OUT to all libraries and programs of a folder and its subfolders.
 function(inject_targets OUT FOLDER)
   get_property(targets DIRECTORY ${FOLDER} PROPERTY BUILDSYSTEM_TARGETS)
   get_property(folders DIRECTORY ${FOLDER} PROPERTY SUBDIRECTORIES)
@@ -116,8 +117,8 @@ function(inject_targets OUT FOLDER)
   set(${OUT} ${found} PARENT_SCOPE)
 endfunction()
 
-# Compiling Cython's C takes most of the time of a build. Modules that are used in place need not be
-# optimized.
+# Turns optimization off for Python modules that are used in place. Compiling the C of Cython takes most
+# of the time of a build.
 function(inject_quick_python)
   if(INJECT_QUICK_PYTHON AND CYTHON_EXECUTABLE)
     inject_targets(modules ${PROJECT_SOURCE_DIR}/pyverbs)
@@ -127,9 +128,9 @@ function(inject_quick_python)
   endif()
 endfunction()
 
-# Targets for parts of the build. libibverbs loads every driver that has a file in its folder, and
-# warns if the library is missing. So a build in place makes a driver's file together with the
-# driver.
+# Adds targets for parts of the build. libibverbs loads every driver that has a file in libibverbs.d,
+# and warns if the library of the driver is missing. So a build in place makes a driver's file together
+# with the driver.
 function(inject_parts)
   if(NOT IN_PLACE)
     return()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Modules from the hooked kernel tree, built against the headers of a distribution's kernel.
+"""Build modules of the hooked kernel tree against the headers of a distribution's kernel.
 
 This file chooses the files of the tree and gives the make command. Its users are the lab
 (tests/lab/debian.py) and the DKMS package (buildlib/packaging/dkms.py).
@@ -12,7 +12,7 @@ import shutil
 import compiler_cache
 import fetch
 
-# The folder layout must stay: trace headers include one another by relative paths.
+# The links keep the folder layout, because trace headers include one another by relative paths.
 HEADERS = ("include/rdma", "include/uapi/rdma")
 TRACE_HEADERS = ("ib_mad.h", "ib_umad.h", "rdma_core.h")
 
@@ -22,7 +22,7 @@ STACK = ("drivers/infiniband/core", "drivers/infiniband/sw/rxe", "drivers/infini
 # Our own options, which a distribution's configuration lacks.
 OPTIONS = ("INFINIBAND_MR_NOTIFY", "RDMA_RXE_PAGING")
 
-# The folders of all users of ib_core: {folder: options of modules there that can't be built}.
+# The folders of all modules that use ib_core: {folder: options of modules that can't be built}.
 USERS = {
     "drivers/infiniband": "",
     "drivers/nvme/host": "NVME_CORE BLK_DEV_NVME NVME_FABRICS NVME_FC NVME_TCP",
@@ -33,8 +33,8 @@ USERS = {
     "net/smc": "",
     "net/sunrpc/xprtrdma": "",
 }
-# Drivers of network cards: drivers/infiniband/hw includes their headers, which a distribution's
-# package of headers lacks.
+# Drivers of network cards. drivers/infiniband/hw includes headers of these drivers, which a
+# distribution's package of headers lacks.
 NEIGHBOURS = tuple("drivers/net/ethernet/" + name for name in (
     "broadcom/bnxt", "chelsio/cxgb4", "chelsio/libcxgb", "cisco/enic", "emulex/benet",
     "hisilicon/hns3", "intel/ice", "pensando/ionic"))
@@ -79,8 +79,8 @@ def compiler_options(headers):
 
 
 def compiler_environment():
-    """The environment of a kernel build: with ccache if it exists, and without time stamps in the
-    result."""
+    """The environment of a kernel build. The build uses ccache if it is installed, and its result
+    has no time stamps."""
     env = {**os.environ, "KBUILD_BUILD_TIMESTAMP": "2025-01-01", "KBUILD_BUILD_USER": "lab",
            "KBUILD_BUILD_HOST": "lab", "LC_ALL": "C",
            # Recording the position of errors inside macros costs a tenth of the time.
@@ -88,8 +88,8 @@ def compiler_environment():
     if os.path.isdir("/usr/lib/ccache"):
         env["PATH"] = "/usr/lib/ccache:/usr/sbin:/usr/bin:/sbin:/bin"
         env.setdefault("CCACHE_BASEDIR", fetch.BUILD)
-        # With this variable ccache takes the included files from the .d file. Preprocessing would
-        # take as long as compiling.
+        # With this variable ccache reads the names of included files from the .d file. Otherwise
+        # it would preprocess, which takes as long as compiling.
         env.setdefault("CCACHE_DEPEND", "1")
         # Without this variable the package's build calls "gcc-12", not /usr/lib/ccache.
         env["DEBIAN_KERNEL_USE_CCACHE"] = "1"
@@ -122,7 +122,7 @@ def write_kbuild(place, folders, options):
 
 
 def link(tree, place, folders=STACK, options=OPTIONS):
-    """Make symbolic links to the files in `place`; remove stale links."""
+    """Fill the folder `place` with symbolic links to the files. Remove stale links."""
     wanted = sources(tree, folders)
     present = {os.path.relpath(path, place) for path in
                glob.glob(os.path.join(place, "**"), recursive=True) if os.path.islink(path)}

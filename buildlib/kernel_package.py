@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The distribution's kernel: its image and headers, unpacked below the build folder.
+"""Unpack the image and the headers of the distribution's kernel below the build folder.
 
-The packages are not installed, because that would bring an initramfs generator and a boot
-loader's hooks. All packages must be of one version, see fetch.py.
+The packages are not installed, because an installation would also install an initramfs generator
+and run the hooks of a boot loader. All packages must be of one version, see fetch.py.
 """
 import glob
 import os
@@ -20,7 +20,7 @@ class Package:
 
     def __init__(self, place):
         self.place = place
-        # Debian 13's packages have all of /lib below /usr.
+        # Debian 13's packages have /usr/lib in place of /lib.
         self.modules, = glob.glob(os.path.join(place, "lib/modules/*")) or glob.glob(
             os.path.join(place, "usr/lib/modules/*"))
         self.release = os.path.basename(self.modules)
@@ -75,7 +75,7 @@ def needs_libc(program):
 
 
 def let_tools_start(folder, place, build, upstream):
-    """If the tools of a later release don't start here, give them the C library of that release.
+    """If the tools of a later Debian don't start here, give them the C library of that Debian.
 
     The tools are in `folder`, which will be renamed to `place`.
     """
@@ -102,7 +102,7 @@ def let_tools_start(folder, place, build, upstream):
 
 
 def unpack(build=fetch.BUILD, upstream="linux"):
-    """Download and unpack the packages in use, once.
+    """Download and unpack the packages of the version in use. Later calls find the result.
 
     The caller holds fetch.locked(build, upstream).
     """
@@ -121,7 +121,7 @@ def unpack(build=fetch.BUILD, upstream="linux"):
     for makefile in glob.glob(os.path.join(new, "usr/src/linux-headers-*/Makefile")):
         with open(makefile, encoding="utf-8") as text:
             content = text.read()
-        if re.search(r"(?m)^(KBUILD_OUTPUT=|include )/usr/src/", content):  # the absolute paths
+        if re.search(r"(?m)^(KBUILD_OUTPUT=|include )/usr/src/", content):  # absolute paths
             with open(makefile, "w", encoding="utf-8") as text:
                 text.write(content.replace("/usr/src/", f"{place}/usr/src/"))
     let_tools_start(new, place, build, upstream)

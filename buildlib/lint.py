@@ -1,14 +1,14 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Check the form of everything in the repository: one line a check, "ok NAME" or "not ok NAME".
+"""Check the style of all files. Each check prints a line: "ok NAME" or "not ok NAME".
 
 Why: an unchecked rule is broken within a week. clang-format and clang-tidy (with the installed
 headers) check C++, flake8 checks Python, shellcheck checks shell, and prose.py checks comments and
-pages. tests/host/test_series.py checks kernel C by checkpatch --strict.
+pages. tests/host/test_series.py runs checkpatch --strict on kernel C.
 
-clang-tidy takes minutes. With --changed it leaves out a folder that has passed before with the same
-content, headers, settings and version. The user's cache keeps digests of the folders that passed,
-so other clones leave them out, too.
+clang-tidy takes minutes. With --changed, lint.py skips each folder that has already passed with the
+same content, headers, settings and version of clang-tidy. The user's cache keeps digests of these
+folders, so lint.py of another clone skips the folders, too.
 """
 import argparse
 import concurrent.futures
@@ -22,13 +22,13 @@ import prose
 
 REPO = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
-# The repository may be another user's.
+# git refuses the repository of another user without this setting.
 SAFE = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory",
         "GIT_CONFIG_VALUE_0": os.path.realpath(REPO)}
 
 
 def tracked(*endings):
-    """The files of the repository with this ending, and new files that git does not ignore."""
+    """The files with these endings: tracked files, and new files that git does not ignore."""
     listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=REPO,
                             capture_output=True, text=True, check=True,
                             env={**os.environ, **SAFE}).stdout.split("\n")
@@ -37,7 +37,7 @@ def tracked(*endings):
 
 
 def shell_scripts():
-    """Files whose first line asks for sh."""
+    """Files whose first line names sh."""
     found = []
     for name in tracked(""):
         try:
@@ -50,7 +50,7 @@ def shell_scripts():
 
 
 def python_files():
-    """*.py, and files whose first line asks for Python."""
+    """*.py, and files whose first line names Python."""
     found = tracked(".py")
     for name in tracked(""):
         if "." not in os.path.basename(name):
@@ -61,7 +61,7 @@ def python_files():
 
 
 def report(name, *commands):
-    """Run the commands of one check, side by side; print the output of each that fails."""
+    """Run the commands of one check in parallel. Print the output of each failed command."""
     def run(command):
         return subprocess.run(command, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                               text=True, check=False, env={**os.environ, **SAFE})
@@ -95,8 +95,9 @@ def declares_names(name):
 def tidy_units():
     """Arguments of clang-tidy for each folder with C++ sources.
 
-    clang-tidy spends most of its time on the headers of the standard library, so it runs once per
-    folder. clang-tidy looks for unused names of "using" only in a main file.
+    clang-tidy spends most of its time on the headers of the standard library, so one run checks all
+    sources of a folder. This run does not find unused names of "using", because clang-tidy looks
+    for them only in a main file. So another run checks the files with such names.
     """
     folders = {}
     for name in tracked(".cpp", ".cc"):
@@ -129,7 +130,7 @@ def tidy_digest(sources):
 
 
 def check_tidy(changed):
-    """Run clang-tidy on each folder, or on each folder that has not passed with this content."""
+    """Run clang-tidy on each folder. If `changed` is set, skip folders that have passed."""
     folders = [(units, passed_before(tidy_digest(names))) for names, units in tidy_units()]
     todo = [one for one in folders if not (changed and os.path.exists(one[1]))]
     good = report("clang-tidy", *(["clang-tidy", "--quiet", *arguments, "--", "-std=c++20",
@@ -145,7 +146,7 @@ def check_tidy(changed):
 
 
 def check_prose():
-    """Comments and pages name the subjects of their sentences."""
+    """Check that the sentences of comments and pages name their subjects."""
     found = prose.complaints(REPO, tracked(""))
     print(*found, ("not ok " if found else "ok ") + "subjects of comments", sep="\n", flush=True)
     return not found
@@ -155,7 +156,7 @@ def main():
     """Run all the checks."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--changed", action="store_true",
-                        help="clang-tidy only where something has changed since it passed")
+                        help="skip folders that clang-tidy has passed with the same content")
     changed = parser.parse_args().changed
     good = True
     # Files for other projects have the style of these projects.
@@ -168,7 +169,7 @@ def main():
     good &= report("flake8", ["flake8", "--max-line-length", "100", *python_files()])
     good &= report("shellcheck", ["shellcheck", *shell_scripts()])
     good &= check_prose()
-    # Tests include Catch2 by catch.h, because Catch2 has other headers in Debian 13 than in 12.
+    # Tests include Catch2 by catch.h, because the headers of Catch2 differ in Debian 12 and 13.
     good &= report("Catch2 through tests/support/catch.h",
                    ["sh", "-c", "! git grep -n '<catch2/' -- tests ':!tests/support/catch.h' "
                     "':!tests/support/main.cpp'"])

@@ -1,12 +1,12 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Make the tree that is built: upstream, with our files laid over it and our hooks applied.
+"""Make the tree to build: upstream's tree with our files laid over it and our hooks applied.
 
-Why: new code is a plain file at its path in upstream, and the change to upstream's files is a few
-small patches. The tree gets symbolic links to our files, so that editing a file rebuilds only its
-dependents; a hooked file is written only when its content changes. It is an error if our file has
-the path of an upstream file, or if a hook does not apply exactly (no fuzz). This script may run at
-any time. It leaves an up-to-date tree alone, and prints the path of the tree.
+Why: new code is a plain file at its path in upstream, and upstream's files change by a few small
+patches. The tree gets symbolic links to our files, and a hooked file is written only when its
+content changes. So editing a file rebuilds only its dependents. If our file has the path of an
+upstream file, or a hook does not apply without fuzz, this script fails. The script may run at any
+time. It leaves an up-to-date tree alone, and prints the path of the tree.
 """
 import filecmp
 import glob
@@ -21,9 +21,10 @@ import tempfile
 import private_apt
 import fetch
 
-# The changes to Linux, in the order in which they apply; each has its patches and its new files.
+# The folders of changes to Linux, in the order in which the changes apply. Each folder has patches
+# and new files.
 TOPICS = tuple("kernel-patches/" + topic for topic in ("fixes", "notify", "paging"))
-# (our folder, name pattern, folder in upstream's tree); "**" descends.
+# Each item: (our folder, name pattern, folder in upstream's tree). "**" includes subfolders.
 LAID = {
     "rdma-core": (("buildlib", "inject.cmake", "buildlib"),
                   ("libibverbs", "**", "libibverbs"),
@@ -58,7 +59,7 @@ class OverlayError(Exception):
 
 
 def patches_of(name, repo=fetch.REPO, local=False):
-    """The patches that an upstream gets, in order; with `local` also the patches of LOCAL."""
+    """The patches that an upstream gets, in order. `local` adds the patches of LOCAL."""
     upstream = fetch.family(name)
     folders = [*PATCHES[upstream], *([LOCAL[upstream]] if local and upstream in LOCAL else [])]
     return [path for folder in folders
@@ -67,7 +68,7 @@ def patches_of(name, repo=fetch.REPO, local=False):
 
 
 def parts(text):
-    """A patch as its header and {upstream file: its part of the diff}."""
+    """Split a patch into its header and {upstream file: the part of the diff for this file}."""
     start = "diff --git " if re.search("(?m)^diff --git ", text) else r"--- \S+/"
     header, *changes = re.split(f"(?m)^(?={start})", text)
     path = re.compile(r"(?m)^(?:diff --git \S+|\+\+\+) [^/\s]+/(\S+)")
@@ -80,9 +81,7 @@ def version_of(name):
 
 
 def form_of(patch, name):
-    """Some parts of a patch may be different for a version of the upstream. Return the path of the
-    file with these parts.
-    """
+    """The path of the file with the parts of a patch that differ for a version of upstream."""
     return f"{patch.removesuffix('.patch')}.{version_of(name)}.diff"
 
 
@@ -98,9 +97,9 @@ def text_of(patch, name=""):
 
 
 def our_files(name, repo):
-    """{path in upstream's tree: path of our file} of everything to lay.
+    """All files to lay over upstream's tree: {path in this tree: path of our file}.
 
-    For linux-7.3 a file NAME.7.3.h is laid as NAME.h, instead of our NAME.h."""
+    The NAME.h in the tree of linux-7.3 is our NAME.7.3.h if this file exists, or our NAME.h."""
     files, own = {}, {}
     for folder, pattern, target in LAID[fetch.family(name)]:
         base = os.path.join(repo, folder)
@@ -165,7 +164,7 @@ def hooked_files(patch, name=""):
     for old, new in pairs:
         if "/dev/null" in (old, new):
             raise OverlayError(f"{patch}: adds or removes {new if old == '/dev/null' else old}: "
-                               "a new file is laid, not patched in")
+                               "put a new file at its path in the overlay, not in a patch")
     return [new.partition("/")[2] for _, new in pairs]
 
 
@@ -205,9 +204,10 @@ def keep(name, path, tree, kept):
 def hook(name, patches, before, tree, pristine, repo):
     """Apply the patches in order; return the list of files that are hooked now.
 
-    `pristine` keeps upstream's version of each hooked file, which the hooks are applied to.
-    `before` has the hooked files and the times at which they were written. If a file was edited
-    since then, or before its first hook, this raises an error: the edit would be lost.
+    The folder `pristine` keeps upstream's version of each hooked file. The hooks are applied to
+    these versions. `before` has the files that earlier calls hooked, and the times at which they
+    were written. If a file was edited after this time, or before its first hook, this function
+    raises an error, because the edit would be lost.
     """
     targets = {}
     for patch in patches:
@@ -229,8 +229,9 @@ def hook(name, patches, before, tree, pristine, repo):
             except OverlayError as problem:
                 if name not in fetch.VERSION_OF:
                     raise
-                raise OverlayError(f"{problem}\nto give it other lines there: buildlib/hook.py "
-                                   f"--for {name} {os.path.relpath(patch, repo)}") from problem
+                raise OverlayError(
+                    f"{problem}\nto write other lines for this version: buildlib/hook.py "
+                    f"--for {name} {os.path.relpath(patch, repo)}") from problem
         for path in targets:
             refuse_edited(path, before, tree, pristine, work)
         for path in targets:
@@ -243,14 +244,14 @@ def hook(name, patches, before, tree, pristine, repo):
 
 
 def refuse_edited(path, before, tree, pristine, work):
-    """Raise if a file of the tree differs from upstream's file with the hooks."""
+    """Raise an error if a file of the tree was edited, because the edit would be lost."""
     place, kept = os.path.join(tree, path), os.path.join(pristine, path)
     if path in before and os.stat(place).st_mtime <= before[path]:
         return
     if not same(place, kept) and not same(place, os.path.join(work, path)):
-        raise OverlayError(f"{place} was edited, and is not a file of this repository: an edit "
-                           "there would be lost.\n  Keep it elsewhere (kernel-patches/README.md "
-                           "says how a hook is made of it), then put upstream's file back:\n"
+        raise OverlayError(f"{place} was edited. It is a file of the build tree, so the edit would "
+                           "be lost.\n  Keep the edit elsewhere (kernel-patches/README.md "
+                           "describes how to make a hook), then put upstream's file back:\n"
                            f"  cp {kept} {place}")
 
 
@@ -273,7 +274,7 @@ def touch_includers(laid, hooked, tree):
 
 
 def overlay(name, tree, repo=fetch.REPO, copy=False):
-    """Lay our files over an unpacked tree and hook it. The caller holds fetch.locked()."""
+    """Lay our files over an unpacked tree and apply the hooks. The caller holds fetch.locked()."""
     state = fetch.state_folder(tree)
     os.makedirs(state, exist_ok=True)
     book = os.path.join(state, "state.json")
@@ -326,9 +327,9 @@ def main():
     parser = fetch.arguments(__doc__.splitlines()[0],
                              [*LAID, *fetch.VERSION_OF])
     parser.add_argument("--copy", action="store_true",
-                        help="lay copies, not links (for a tree that leaves this machine)")
+                        help="copy our files instead of linking them, for another machine")
     parser.add_argument("--part", nargs="*", default=[],
-                        help="what is needed of the tree, and the hooked files (default: all)")
+                        help="fetch only these paths and the hooked files (default: all)")
     args = parser.parse_args()
     print(hooked_tree(args.name, os.path.abspath(args.build), args.source, args.update, args.part,
                       args.copy))

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """A private, throw-away apt state below the build folder.
 
-Why: upstream's sources come by name and version from the machine's Debian archive, but the
-machine's apt configuration must not change, may lack deb-src lines and other suites, and may belong
-to root. So apt runs here with its own source list, lists and cache. apt itself reads the address of
-the archive from the machine's configuration, because apt understands both formats of it.
+Why: upstream's sources come by name and version from the machine's Debian archive. The apt
+configuration of the machine must not change. It may lack deb-src lines and other suites, and may
+belong to root. So apt runs here with its own source list, lists and cache. Only the address of the
+archive comes from the machine's configuration. apt reads it, because apt knows both formats.
 """
 import contextlib
 import fcntl
@@ -15,8 +15,7 @@ import subprocess
 KEYRINGS = ("/usr/share/keyrings/debian-archive-keyring.gpg",
             "/usr/share/keyrings/debian-archive-keyring.pgp")
 # The settings that the private configuration takes from the machine: how to reach the archive, and
-# which keys to trust. The private configuration lacks hooks that run after an update or an
-# installation.
+# which keys to trust. Hooks that run after an update or an installation are left out.
 KEPT = ("Acquire::", "Dir::Etc::source", "Dir::Etc::netrc", "Dir::Etc::trusted",
         "Dir::Etc::preferences")
 
@@ -37,7 +36,7 @@ def alone(path):
 def archive_uris(security=False):
     """Base addresses of the configured archives that may be Debian's, the likeliest first.
 
-    With `security`, return the addresses of security updates, which may be none.
+    With `security`, return the addresses of archives of security updates. There may be none.
     """
     # Tabs separate the fields, because an address may have blanks. A flat repository lacks release
     # and component.
@@ -64,10 +63,10 @@ def keyring():
 
 
 class PrivateApt:
-    """An apt state in `folder`. Its sources are `sources`, in one-line format. If `sources` is
-    None, its sources are the machine's own.
+    """An apt state in `folder`. The text `sources` names its sources, in one-line format. If
+    `sources` is None, the state has the machine's sources.
 
-    Several processes may use the state, and wait for each other. apt itself would fail instead.
+    If several processes use the state, they wait for each other. apt itself would fail instead.
     """
 
     def __init__(self, folder, sources=None):

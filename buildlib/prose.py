@@ -2,16 +2,15 @@
 """Count clauses without a subject in comments and pages: each sentence must name its subject.
 
 Why: such a clause hides its subject (the callback, the worker, the last user), and a reader must
-guess the subject or know the code. Upstream has 0.2 in 1,000 words.
+guess the subject or know the code. Upstream has 0.2 such clauses in 1,000 words.
 """
 import os
 import re
 
 HEADLESS = re.compile(r"\b(?:who|whoever|what|whatever|nobody|somebody)\b", re.IGNORECASE)
-MOST = 2        # in 1,000 words of a folder
+MOST = 2        # such clauses in 1,000 words of a folder
 
-# Folders and files to which this rule does not apply yet; now the list is empty. The check reports
-# an entry that is superfluous.
+# Folders and files to which this rule does not apply yet. The check reports a superfluous entry.
 NOT_YET = ()
 
 STRING = r'"(?:\\.|[^"\\\n])*"'
@@ -53,7 +52,7 @@ def group(name):
 
 
 def complaints(folder, names):
-    """The mistakes of these files, a line each. The names are relative to `folder`."""
+    """One line for each mistake in these files. The names are relative to `folder`."""
     words, places = {}, {}
     for name in names:
         with open(os.path.join(folder, name), encoding="utf-8", errors="replace") as file:
@@ -68,6 +67,6 @@ def complaints(folder, names):
         if much and key not in NOT_YET:
             found += [f"{key or '.'}: {len(hits)} headless clauses in {words[key]} words", *hits]
         if not much and key in NOT_YET:
-            found.append(f"{key} is done: take it out of NOT_YET in buildlib/prose.py")
-    return found + [f"{key} of NOT_YET in buildlib/prose.py is not there"
+            found.append(f"{key} is done: remove it from NOT_YET in buildlib/prose.py")
+    return found + [f"{key} of NOT_YET in buildlib/prose.py does not exist"
                     for key in NOT_YET if key not in places]

@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """The mails for rdma-core, which series.py writes.
 
-Why: the overlay does not change upstream's lists of files (inject.cmake), and its hooks only add
-lines. A maintainer of rdma-core expects commits that edit CMakeLists.txt, libibverbs.map.in and
+Why: in the overlay, inject.cmake replaces edits of upstream's lists of files, and hooks only add
+lines. But a maintainer of rdma-core expects commits that edit CMakeLists.txt, libibverbs.map.in and
 debian/. These edits are generated from the names of our files and from libibverbs_mr_notify.map.
 
-hooks/series/mr/*.txt describe the mails in their order: a subject and a text, and then lines
+Each file hooks/series/mr/*.txt describes a mail, in the order of the names. The file has a subject
+and a text, and then lines
     Files: PATTERN...              new files, at their places in upstream's tree
     Hook: NUMBER [PATH [WORD]]     a hook, or its part for PATH, or the hunks there that have WORD
-A .diff next to a text has the lines that this mail adds to files of earlier mails: the overlay's
-files have these lines, and earlier mails do not. If a line with #include, or a paragraph of a
-CMakeLists.txt, names files of a later mail, the later mail adds it.
+If a .diff is next to a text, this mail adds the lines of the .diff to files of earlier mails. The
+overlay's files already have these lines. A line with #include, or a paragraph of a CMakeLists.txt,
+may name files of a later mail. Then the later mail adds the line or the paragraph.
 
-For rdma-core-65 a text NAME.65.txt replaces NAME.txt, or is an additional text.
+For rdma-core-65 a text NAME.65.txt replaces NAME.txt. If there is no NAME.txt, it is one more text.
 
-Fixes of upstream's bugs are a series of their own: a mail for each hook that is a fix, and
-hooks/series/fixes/*.txt.
+Fixes of upstream's bugs are a separate series. It has a mail for each hook that is a fix, and the
+mails of hooks/series/fixes/*.txt.
 """
 import collections
 import fnmatch
@@ -38,10 +39,10 @@ NOT_SENT = {"buildlib/inject.cmake", "libibverbs/libibverbs_mr_notify.map",
             "tests/mutations.py"}
 # The folders of headers that are included as <infiniband/...> and <rdma/...>.
 INCLUDED_AS = {"infiniband": "libibverbs/", "rdma": "kernel-headers/rdma/"}
-# Files for which edits are generated in place of a hook.
+# Upstream's files whose edits are generated instead of taken from a hook.
 GENERATED = ("debian/libibverbs1.symbols", "debian/rules")
-# (pattern of our new file, upstream's file with a list, the list's beginning). The group in the
-# pattern becomes an entry of the list.
+# Each item: (pattern of our new file, upstream's file with a list, the list's beginning). The group
+# in the pattern becomes an entry of the list.
 LISTS = ((r"libibverbs/((?:mr_cache/)?\w+\.cc?)", "libibverbs/CMakeLists.txt",
           "rdma_library(ibverbs "),
          (r"libibverbs/(mr_(?:all|cache|notify)\.h)", "libibverbs/CMakeLists.txt",
@@ -50,9 +51,9 @@ LISTS = ((r"libibverbs/((?:mr_cache/)?\w+\.cc?)", "libibverbs/CMakeLists.txt",
           "publish_internal_headers(rdma\n"),
          (r"libibverbs/man/(\S+\.md)", "libibverbs/man/CMakeLists.txt", "rdma_man_pages(\n"),
          (r"tests/(\w+\.py)", "tests/CMakeLists.txt", "rdma_python_test(tests\n"))
-# (pattern of our new file, upstream's file, pattern of a place, text). The text is inserted after
-# the last match of the place, if the file does not have it yet. {0} and {1} are the groups of the
-# first pattern.
+# Each item: (pattern of our new file, upstream's file, pattern of a place, text). If the file lacks
+# the text, it is inserted after the last match of the place. {0} and {1} are groups of the first
+# pattern.
 INSERTED = ((r"((.+)/\w+)/CMakeLists\.txt", "CMakeLists.txt", r"\nadd_subdirectory\({1}[/)].*",
              "\nadd_subdirectory({0})"),
             (r"libibverbs/(\w+\.cmake)", "libibverbs/CMakeLists.txt",
@@ -65,8 +66,8 @@ INSERTED = ((r"((.+)/\w+)/CMakeLists\.txt", "CMakeLists.txt", r"\nadd_subdirecto
             *((r"libibverbs/man/(.*)\.7\.md", spec, r"\n%\{{_mandir\}}/man1/ibv_\*",
                "\n%{{_mandir}}/man7/ibv_mr_*")
               for spec in ("redhat/rdma-core.spec", "suse/rdma-core.spec")))
-# A hook changes only the indentation of upstream's lines, but a commit may rename and join lines.
-# The first commit that changes the file also makes these changes.
+# {upstream's file: changes}. The first commit with a hook for the file also makes these changes. A
+# commit may rename functions and join lines, but a hook may change only the indentation of lines.
 REWRITTEN = {
     "libibverbs/cmd_ioctl.c": ((
         "&cmd->hdr))\n\t\tif (!mr_cache_retry_cmd(context, cmd))\n\t\t\treturn errno;\n",
@@ -153,7 +154,7 @@ class Mail:
         self.topic, self.series = "", [self]
 
     def part(self, before):
-        """The mails of the series up to this mail, or after it."""
+        """The mails of the series up to and including this mail, or the mails after it."""
         index = self.series.index(self) + 1
         return self.series[:index] if before else self.series[index:]
 
@@ -162,7 +163,7 @@ class Mail:
         return overlay.parts(fetch.read(self.path.removesuffix(".txt") + ".diff"))[1]
 
     def apply(self, place, ours):
-        """Make the commit's changes in a tree that has the mails before it."""
+        """Make the commit's changes in a tree with the earlier mails."""
         here = [name for mail in self.part(before=True) for name in mail.new_files]
         for name in here:
             target = os.path.join(place, name)
@@ -186,7 +187,7 @@ class Mail:
                  lambda text: with_symbols(text, nodes, release))
 
     def apply_hunks(self, place):
-        """Change upstream's files as the hooks do. Then rewrite lines, which a commit may do."""
+        """Apply the mail's hunks to upstream's files. Then make the changes of REWRITTEN."""
         for path in dict.fromkeys(hunk.path for hunk in self.hunks):
             of_file = "".join(hunk.text for hunk in self.hunks if hunk.path == path)
             run_patch(place, f"--- a/{path}\n+++ b/{path}\n{of_file}", "--forward")
@@ -196,9 +197,9 @@ class Mail:
 
 
 def replaced(text, old, new):
-    """The text with its only `old` replaced by `new`."""
+    """Replace `old` by `new`. The text has `old` exactly once."""
     if text.count(old) != 1:
-        raise overlay.OverlayError(f"REWRITTEN: not once in the hooked file:\n{old}")
+        raise overlay.OverlayError(f"REWRITTEN: the hooked file must have this text once:\n{old}")
     return text.replace(old, new)
 
 
@@ -245,7 +246,7 @@ def with_entry(text, beginning, entry):
 
 
 def with_insertion(text, where, new):
-    """The text with `new` after the last match, if it does not have this line yet."""
+    """Insert `new` after the last match of `where`, if the text lacks the line `new`."""
     if new + "\n" in text:
         return text
     places = [found.end() for found in re.finditer(where, text)]
@@ -255,7 +256,7 @@ def with_insertion(text, where, new):
 
 
 def nodes_of(pages):
-    """[(node, its symbols)] of the map, with the symbols that have a page."""
+    """[(node, its symbols)] of the map. Only symbols with a manual page are in the result."""
     found = re.findall(r"(?m)^(MRNOTIFY_\S+) \{\n\tglobal:\n((?:\t\t\w+;\n)+)\} \S+;",
                        fetch.read(MAP))
     nodes = [(node, [name for name in re.findall(r"\w+", names)
@@ -264,7 +265,7 @@ def nodes_of(pages):
 
 
 def with_nodes(text, nodes):
-    """libibverbs.map.in with these nodes before the private one."""
+    """libibverbs.map.in with these nodes before the private node."""
     text = re.sub(r"(?m)^MRNOTIFY_\S+ \{\n(?:\t.*\n)+\} \S+;\n\n", "", text)
     newest = re.findall(r"(?m)^(IBVERBS_[\d.]+) \{", text)[-1]
     before = [newest, *(node for node, _ in nodes)]
@@ -298,7 +299,7 @@ def read_mail(path, author, upstream):
     for pattern in " ".join(re.findall("(?m)^Files: (.*)$", text)).split():
         found = sorted(set(fnmatch.filter(files, pattern)) - NOT_SENT)
         if not found:
-            raise overlay.OverlayError(f"{path}: no file of ours is {pattern}")
+            raise overlay.OverlayError(f"{path}: no file of ours matches {pattern}")
         new_files += found
     for words in re.findall("(?m)^Hook: (.*)$", text):
         number, place, word, *_ = (*words.split(), "", "")
@@ -306,7 +307,7 @@ def read_mail(path, author, upstream):
                  if hunk.hook == number and hunk.path not in GENERATED
                  and place in ("", hunk.path) and word in added(hunk)]
         if not found:
-            raise overlay.OverlayError(f"{path}: no hook is {words}")
+            raise overlay.OverlayError(f"{path}: no hook has this part: {words}")
         of_hooks += found
     return Mail(path, author, re.sub("(?m)^(Files|Hook): .*\n", "", text), new_files, of_hooks)
 
@@ -346,7 +347,7 @@ def mails(author=None, upstream="rdma-core"):
 
 
 def missing(of_all, upstream="rdma-core"):
-    """Our new files, and parts of hooks, that no mail has."""
+    """Our new files and hunks of hooks that no mail has, or that two mails have."""
     brought = [name for mail in of_all for name in mail.new_files]
     taken = [hunk for mail in of_all for hunk in mail.hunks]
     lost = sorted(set(overlay.our_files(upstream, fetch.REPO)) - set(brought) - NOT_SENT)

@@ -1,14 +1,15 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Write a change as patch series that can be mailed: `git am` applies them to plain sources.
+"""Write a change as series of mails. `git am` applies the mails to upstream's plain sources.
 
 Why: this repository has patches and whole new files, which are easy to work on, but a maintainer
-reads commits. Each patch becomes one commit: its diff, the new files that its header names
-(Overlay-Files:), and its text without the parts about the overlay. Each commit becomes a mail.
-Each topic of the kernel is one series, with the cover letter in the topic's folder. The fixes are
-two series: fixes for stable kernels, with the fixes that they stand on (for-rc), and all other
-fixes (for-next). If a topic needs mails of other topics, they are in the folder "needs".
-rdma-core's mails are described in rdma_core_series.py.
+reads commits. Each patch becomes one commit and one mail. The commit has the diff of the patch, the
+new files that its header names (Overlay-Files:), and its text without the parts about the overlay.
+
+Each topic of the kernel is one series. Its cover letter is in the topic's folder. The fixes are two
+series. The series for-rc has the fixes for stable kernels, and the fixes that these fixes need. The
+series for-next has all other fixes. If a topic needs mails of other topics, the folder "needs" has
+these mails. rdma_core_series.py describes the mails of rdma-core.
 """
 import argparse
 import glob
@@ -30,8 +31,8 @@ PLAIN = ("drivers/infiniband", "include/rdma", "include/uapi/rdma", "include/tra
 TOPICS = [os.path.basename(topic) for topic in overlay.TOPICS]
 LIBRARIES = sorted(set(overlay.PATCHES) - {"linux"})
 STANDS_ON = re.compile(r"(?m)^Stands-On: (.*)$")
-NO_PERSON = ("series: the mails are signed off by no person, which the lists require: "
-             "--author \"NAME <ADDRESS>\" signs them off")
+NO_PERSON = ("series: the lists require that a person signs the mails off. Use "
+             "--author \"NAME <ADDRESS>\"")
 
 
 class Patch:
@@ -79,7 +80,7 @@ class Series:
 
 
 def patches_of(upstream="linux", author=None):
-    """All that an upstream gets, in order."""
+    """All patches that an upstream gets, in order."""
     if fetch.family(upstream) == "rdma-core":
         return rdma_core_series.mails(author, upstream)
     return [Patch(path, upstream, author) for path in overlay.patches_of(upstream, REPO)]
@@ -98,7 +99,7 @@ def with_needs(wanted, patches):
 
 
 def series_of(upstream, topic, patches):
-    """{folder: series} of a topic or of rdma-core. Without a topic, one series of all patches."""
+    """{folder: series} of a topic or of rdma-core. Without a topic, one series has all patches."""
     if fetch.family(upstream) == "rdma-core":
         return {name: Series([one for one in patches if one.topic == name], "rdma-core", cover)
                 for name, cover in rdma_core_series.covers(upstream).items()}
@@ -158,7 +159,7 @@ def plain_tarball(place, upstream):
 
 
 def plain_tree(place, upstream="linux"):
-    """A repository with upstream's files as they are."""
+    """Make a repository with upstream's unchanged files."""
     if fetch.family(upstream) == "linux":
         plain_kernel(place, upstream)
     else:
@@ -184,7 +185,7 @@ def commit(place, patch, ours):
 
 
 def write_cover(path, series, upstream, base):
-    """Put the text of the cover letter in the places of git's template."""
+    """Put subject and text of the cover letter into git's template."""
     subject, _, text = fetch.read(series.cover).partition("\n\n")
     if fetch.family(upstream) == "linux":
         version = f"Linux {fetch.linux_version(name=upstream).partition('-')[0]}"
@@ -193,7 +194,7 @@ def write_cover(path, series, upstream, base):
         version = f"{fetch.family(upstream)} {pinned}"
     needs = "".join(f"  {one.subject}\n" for one in series.needs)
     text = f"{text.strip()}\n\nThe series is for {version}" + \
-        (f", and needs before:\n\n{needs}" if needs else ".\n")
+        (f", and needs these patches first:\n\n{needs}" if needs else ".\n")
     mail = fetch.read(path).replace("*** SUBJECT HERE ***", subject.strip())
     mail = mail.replace("*** BLURB HERE ***", text)
     mail = re.sub("(?m)^From: .*$", f"From: {series.patches[0].sender}", mail, count=1)
@@ -230,7 +231,7 @@ def write(folder, upstream="linux", topic=None, author=None, base=None):
     patches = patches_of(upstream, author)
     missing = missing_files(patches, upstream)
     if missing:
-        raise overlay.OverlayError("no patch of the series has: " + ", ".join(missing))
+        raise overlay.OverlayError("no patch of the series has these files: " + ", ".join(missing))
     mails = []
     with tempfile.TemporaryDirectory() as place:
         plain_tree(place, upstream)
@@ -249,11 +250,11 @@ def main():
     """Write the series and print their paths."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("topic", nargs="?", default="all", choices=["all", *TOPICS, *LIBRARIES],
-                        help="a topic of the kernel (all: one series of all), or a library")
+                        help="a topic of the kernel, all its topics (default), or a library")
     parser.add_argument("folder", nargs="?", help="where the mails go (default: build/series)")
     parser.add_argument("--for", dest="version", default="linux",
                         choices=fetch.versions("linux"), help="the version of Linux")
-    parser.add_argument("--author", help="a person: the sender of each mail, who signs it off")
+    parser.add_argument("--author", help="a person: the sender of the mails, and their signer")
     parser.add_argument("--base", help="upstream's commit that the mails name as their base")
     args = parser.parse_args()
     if args.author and not re.fullmatch(r"[^<>]+ <[^<>\s]+@[^<>\s]+>", args.author):

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The Debian packages of the library half, by upstream's own packaging (debian/ in its tarball).
+"""Make the Debian packages of the library by upstream's own packaging (debian/ in its tarball).
 
-The version is Debian's, then "+mrnotify", our revision, and the release on which it was built.
-56.1-1+mrnotify3~deb12u1 sorts above Debian 12's 44.0-2 and above trixie's 56.1-1 with its rebuilds
-(+b1) and updates (+deb13u1). It sorts below 56.1-2, which Debian would build from other sources,
-and below the same packages built on a later release. REVISION is the revision of the next release.
+A version has four parts: Debian's version, "+mrnotify", our revision, and the release of Debian on
+which the package was built. 56.1-1+mrnotify3~deb12u1 is above Debian 12's 44.0-2, and above
+trixie's 56.1-1 with its rebuilds (+b1) and updates (+deb13u1). It is below 56.1-2, which Debian
+would build from other sources, and below the same package of a later release. REVISION is our next
+revision.
 """
 import email.utils
 import glob
@@ -22,8 +23,8 @@ REVISION = 3
 PLACE = os.path.join(fetch.BUILD, "packages")
 # The maintainer in debian/changelog: the committer of this project.
 MAINTAINER = "Seed 17fc4077 maintainers <maintainers@users.noreply.a-seed-17fc4077.example>"
-# Libraries that a distribution may rename: Debian 13 adds a suffix, because time_t has 64 bits
-# there. With these fields the renamed package replaces the package with the old name.
+# Libraries that a distribution may rename. Debian 13 adds ENDING, because its time_t has 64 bits.
+# With FIELDS, the renamed package replaces the package with the old name.
 RENAMED = ("librdmacm1", "libibnetdisc5")
 ENDING = "t64"
 FIELDS = """\
@@ -61,8 +62,7 @@ def version():
 def renamed():
     """The libraries that this distribution has renamed. An upgrade must use the new names.
 
-    A machine without apt's lists knows only installed packages. Then fetch.py's apt finds the
-    names.
+    If the machine lacks apt's lists, fetch.py's apt finds the names.
     """
     def ask(*command):
         return subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
@@ -70,7 +70,7 @@ def renamed():
     if not ask("apt-cache", "madison", "libibverbs1"):
         apt = fetch.machine_apt(fetch.BUILD)
         if not apt.versions("libibverbs1"):
-            raise fetch.FetchError("apt offers no libibverbs1: how are its neighbours called here?")
+            raise fetch.FetchError("apt offers no libibverbs1, so other names are unknown")
         ask = apt.run
     return [name for name in RENAMED if ask("apt-cache", "pkgnames", name + ENDING)]
 
@@ -114,7 +114,7 @@ def fingerprint(source):
 
 
 def newest_change():
-    """The time of the last change of the overlay: the time of the commit, or of the newest file."""
+    """The time of the overlay's last change: of the commit or, without git, of the newest file."""
     done = subprocess.run(["git", "-C", fetch.REPO, "log", "-1", "--format=%ct", "--",
                            *sorted({os.path.dirname(path) for path in inputs()})],
                           capture_output=True, text=True, check=False)
@@ -138,12 +138,12 @@ def add_changelog_entry(tree, total):
 
 
 def environment(tree, when):
-    """The build's environment. It takes only the folder of the compiler cache from the caller's
-    shell."""
+    """The build's environment. From the caller's shell it has only HOME, TMPDIR and the settings
+    of ccache."""
     kept = {name: value for name, value in os.environ.items()
             if name in ("HOME", "TMPDIR") or name.startswith("CCACHE_")}
     env = {**kept, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8",
-           # Without packages of debug information.
+           # Build no packages of debug information.
            "DEB_BUILD_OPTIONS": f"nocheck noautodbgsym parallel={os.cpu_count()}",
            "DEB_CFLAGS_STRIP": "-g", "DEB_CXXFLAGS_STRIP": "-g",
            # New, missing and unlisted symbols fail the build.
@@ -168,7 +168,7 @@ def build(tree, env):
 
 
 def packages():
-    """The packages that were made last, or none. The stamp has the sum, then their names."""
+    """The sum and the paths of the newest packages, or no paths. debs.stamp has sum and names."""
     try:
         with open(os.path.join(PLACE, "debs.stamp"), encoding="utf-8") as text:
             total, *names = text.read().splitlines()

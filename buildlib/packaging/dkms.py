@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The DKMS package of the kernel half: rdma-mr-notify-dkms, for the releases of Linux 6.12 and 7.3.
+"""Make the DKMS package with the kernel modules, rdma-mr-notify-dkms, for Linux 6.12 and 7.3.
 
-It has a folder of our files, fixes and hooks for each of the two versions, but no source of Linux:
-dkms takes the source of a kernel's release from linux-source-6.12 or linux-source-7.3 (dkms/tree).
-It builds every module of this kernel that uses ib_core (dkms/modules). With CONFIG_MODVERSIONS a
-kernel refuses to load its own RDMA modules together with ours, because our struct ib_device_ops
-changes the checksum of every symbol that refers to it. A kernel with a module that is not in
-kernel_modules.USERS keeps its own modules.
+The package has a folder with our files, fixes and hooks for each of the two versions. It has no
+source of Linux. dkms takes the source of a kernel's release from linux-source-6.12 or
+linux-source-7.3 (dkms/tree), and builds every module of this kernel that uses ib_core
+(dkms/modules). Our struct ib_device_ops changes the checksum of every symbol that refers to the
+struct. So with CONFIG_MODVERSIONS a kernel refuses to load its own RDMA modules together with ours.
+If a kernel has a module that is not in kernel_modules.USERS, the kernel keeps its own modules.
 
-The version is upstream's version of the library, then "+mrnotify" and our revision, as for the
-library packages: 56.1+mrnotify3. REVISION is the revision of the next release.
+The version has three parts: upstream's version of the library, "+mrnotify" and our revision, for
+example 56.1+mrnotify3. REVISION is our next revision.
 """
 import os
 import re
@@ -31,7 +31,7 @@ ADDED = ("siw",)
 LINUX = {fetch.read_pin(name)["package"].rpartition("-")[2]: name
          for name in fetch.versions("linux")}
 SOURCE = "usr/src/@NAME@-@VERSION@"
-# {path of a file: (our file, its mode)}; @WORDS@ in both are replaced.
+# {path of a file: (our file, its mode)}. @WORDS@ in the path and in the file are replaced.
 TEMPLATES = {
     **{f"{SOURCE}/dkms/{name}": (name, 0o755)
        for name in ("keep-source", "tree", "modules", "undo", "initramfs", "kernel")},
@@ -39,7 +39,7 @@ TEMPLATES = {
     f"{SOURCE}/dkms.conf": ("dkms.conf", 0o644),
     "usr/share/dkms/modules_to_force_install/@NAME@": ("override", 0o644),
     "etc/kernel/preinst.d/dkms-@NAME@": ("kernel-preinst", 0o755),
-    # The name sorts the hook after dkms, which builds the modules, and before initramfs-tools.
+    # This name sorts after the hook of dkms, and before the hook of initramfs-tools.
     "etc/kernel/postinst.d/dkms-@NAME@": ("kernel-postinst", 0o755),
     "etc/kernel/header_postinst.d/dkms-@NAME@": ("kernel-postinst", 0o755),
     "usr/share/doc/@NAME@-dkms/copyright": ("copyright", 0o644),
@@ -115,12 +115,12 @@ def stage(root):
 
 def make():
     """Make the package, which takes a second; return a list with only its path."""
-    os.umask(0o022)  # the package's files have these modes in any shell
+    os.umask(0o022)  # the caller's umask must not change the modes of the files
     with fetch.locked(fetch.BUILD):
         root = os.path.join(PLACE, "dkms")
         shutil.rmtree(root, ignore_errors=True)
         name = stage(root)
-        # The same files make the same package. An earlier package may be in use.
+        # SOURCE_DATE_EPOCH makes equal packages of equal files. An earlier package may be in use.
         new = os.path.join(PLACE, f".{name}.new")
         subprocess.run(["dpkg-deb", "--root-owner-group", "--build", root, new], check=True,
                        stdout=subprocess.DEVNULL, env={**os.environ, "SOURCE_DATE_EPOCH": "0"})

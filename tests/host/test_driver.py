@@ -69,7 +69,7 @@ class Driver(unittest.TestCase):
                 mock.patch.object(sys, "argv", ["driver.py", "nick"]), \
                 self.assertRaises(SystemExit) as end:
             driver.main()
-        self.assertEqual(end.exception.code, "nick: no such driver; there are nic, plain")
+        self.assertEqual(end.exception.code, "nick: no such driver; the drivers are nic, plain")
 
     def build(self, *names):
         """Compile these files of the driver."""

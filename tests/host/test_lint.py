@@ -153,9 +153,9 @@ class Prose(unittest.TestCase):
         self.assertEqual([one.partition(":")[0] for one in
                           self.complaints(*names, not_yet=("a/b.md", "a/d"))], ["a", "a/c.md"])
         self.assertEqual(self.complaints(*names, not_yet=("a", "a/d", "f")),
-                         ["f of NOT_YET in buildlib/prose.py is not there"])
+                         ["f of NOT_YET in buildlib/prose.py does not exist"])
         self.assertEqual(self.complaints("a/b.md", not_yet=("a",), text="b"),
-                         ["a is done: take it out of NOT_YET in buildlib/prose.py"])
+                         ["a is done: remove it from NOT_YET in buildlib/prose.py"])
 
     def test_lint_says_so(self):
         for found, expected in ((["a: 1"], "a: 1\nnot ok subjects of comments"),
