@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
 /*
  * How UCP's registration cache learns from its memory domains which regions became
- * invalid. Included by ucp_mm.c.
+ * invalid. ucp_mm.c includes this file.
  */
 #ifndef UCP_MM_NOTIFY_H_
 #define UCP_MM_NOTIFY_H_
@@ -43,10 +43,10 @@ static int ucp_mem_rcache_can_notify(ucp_context_h context)
     return found;
 }
 
-/* Call this after some memory handles of a region were registered, in the order of the
- * map. The word of the first handle is enough, because all handles have the same memory,
- * and the kernel reports each change after the first registration. A region without a
- * word serves only this request */
+/* The caller has registered some memory handles of a region, in the order of the map. The
+ * first word is enough, because all handles have the same memory, and the kernel reports
+ * each change after the first registration. If no handle has a word, the region serves
+ * only this request */
 static void ucp_memh_notify(ucp_context_h context, ucp_mem_h memh,
                             ucp_md_map_t md_map_registered)
 {

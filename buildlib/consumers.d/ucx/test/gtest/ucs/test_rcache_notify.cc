@@ -101,9 +101,9 @@ protected:
     int                        m_next_id   = 1;
     int                        m_asked     = 0;
     bool                       m_valid     = true; /* what is_valid() returns */
-    size_t                     m_max       = SIZE_MAX; /* of registrations */
+    size_t                     m_max       = SIZE_MAX; /* limit of registrations */
     bool                       m_fail      = false;
-    int                        m_not_hidden = 0; /* number of failures */
+    int                        m_not_hidden = 0; /* number of reported failures */
     ucs::handle<ucs_rcache_t*> m_rcache;
 
 private:
@@ -156,7 +156,7 @@ UCS_TEST_F(test_rcache_notify, valid_is_found) {
     EXPECT_EQ(0, m_asked);
 }
 
-/* The test sets the word before it increments the counter, as the kernel does */
+/* The kernel has set the word, but has not incremented the counter yet */
 UCS_TEST_F(test_rcache_notify, invalid_is_replaced) {
     int id = use(START, SIZE);
 
@@ -199,7 +199,7 @@ UCS_TEST_F(test_rcache_notify, invalid_in_use_stays_registered) {
     EXPECT_FALSE(m_words.count(id));
 }
 
-/* UCP's cache perhaps never requests the region from UCT's cache again */
+/* UCP's cache may never request the region from UCT's cache again */
 UCS_TEST_F(test_rcache_notify, last_user_deregisters_invalid) {
     region *first = get(START, SIZE), *second = get(START, SIZE);
 
@@ -225,7 +225,7 @@ UCS_TEST_F(test_rcache_notify, invalid_is_not_merged) {
     EXPECT_EQ(1u, m_words.size());
 }
 
-/* The program never uses these regions again, and there is no memory event */
+/* The program never uses these regions again, and no memory event removes them */
 UCS_TEST_F(test_rcache_notify, invalid_do_not_pile_up_with_misses) {
     static const int live = 100, all = 10000;
 
@@ -373,7 +373,7 @@ protected:
         EXPECT_TRUE(context->mem_notify);
     }
 
-    /* Replace the cache by a cache for the present flags */
+    /* Replace the cache by a cache for the current flags */
     void renew()
     {
         ucp_mem_rcache_cleanup(m_context);
@@ -438,8 +438,8 @@ protected:
 
     static test_ucp_rcache_notify *m_self;
     std::set<handle*>            m_registered;
-    uintptr_t                    m_gone     = 0; /* can't be registered */
-    size_t                       m_max      = SIZE_MAX; /* of registrations */
+    uintptr_t                    m_gone     = 0; /* address that can't be registered */
+    size_t                       m_max      = SIZE_MAX; /* limit of registrations */
     bool                         m_has_word = true;
     ucs_ternary_auto_value_t     m_notify;
     uct_md_ops_t                 m_ops;

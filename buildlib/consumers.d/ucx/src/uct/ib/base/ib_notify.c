@@ -27,7 +27,7 @@ static struct {
     __typeof__(ibv_free_notify_word)  *free_word;
 } uct_ib_notify_verbs;
 
-/* The verbs are not linked, so UCX also runs with a libibverbs that lacks them */
+/* Find the verbs at run time, because UCX also runs with a libibverbs that lacks them */
 static int uct_ib_notify_have_verbs()
 {
     uct_ib_notify_verbs.reg        = dlsym(RTLD_DEFAULT, "ibv_reg_notified_mr");

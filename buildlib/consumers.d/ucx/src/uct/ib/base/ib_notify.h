@@ -17,7 +17,7 @@
  *
  * @param [in]  md   Memory domain with an open device. Sets md->notify.
  *
- * @return UCS_ERR_UNSUPPORTED if they can't, and UCX_RCACHE_NOTIFY=y requires them.
+ * @return UCS_ERR_UNSUPPORTED if UCX_RCACHE_NOTIFY=y and the handles can't have words.
  */
 ucs_status_t uct_ib_notify_init(uct_ib_md_t *md);
 
@@ -35,8 +35,8 @@ void uct_ib_notify_memh_cleanup(uct_ib_mem_t *memh);
 
 
 /**
- * Register an MR with the word of a memory handle. If the word says afterwards that the
- * MR is invalid, the MR serves one request.
+ * Register an MR with the word of a memory handle. If this fails, register an MR without
+ * a word, and set the word to invalid. Such an MR serves one request.
  */
 ucs_status_t uct_ib_notify_reg_mr(uct_ib_md_t *md, void *address, size_t length,
                                   uint64_t access_flags, uct_ib_mem_t *memh,
@@ -44,9 +44,10 @@ ucs_status_t uct_ib_notify_reg_mr(uct_ib_md_t *md, void *address, size_t length,
 
 
 /**
- * Let the kernel compare a memory handle, whose word is not zero, with the memory.
+ * If the word of a memory handle is not zero, let the kernel find out whether the handle
+ * still describes its memory.
  *
- * @return Whether the memory handle is valid.
+ * @return Nonzero if the memory handle is valid.
  */
 int uct_ib_notify_settle(const uct_ib_mem_t *memh);
 
