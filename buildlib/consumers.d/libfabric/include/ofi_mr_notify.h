@@ -17,7 +17,7 @@ struct ofi_mem_monitor;
  * While HELD is clear, the kernel unpins the pages if the word is INVALID. The kernel
  * may also unpin the pages of a valid registration; settling pins pages again.
  */
-#define OFI_MR_NOTIFY_INVALID	(1ULL << 0)	/* final; settle other bits */
+#define OFI_MR_NOTIFY_INVALID	(1ULL << 0)	/* final; other bits can be settled */
 #define OFI_MR_NOTIFY_KERNEL	0xffULL
 #define OFI_MR_NOTIFY_HELD	(1ULL << 8)
 
@@ -36,9 +36,9 @@ struct ofi_mr_notify {
 /* Each cache has this part */
 struct ofi_mr_notify_cache {
 	uint64_t		*changes;	/* the kernel's counter of stale entries; may be NULL */
-	uint64_t		changes_seen;	/* value when all words had been checked */
-	uint64_t		changes_next;	/* value when all but unchecked_cnt words had been */
-	size_t			unchecked_cnt;
+	uint64_t		changes_seen;	/* value when the last complete check began */
+	uint64_t		changes_next;	/* value when the current check began */
+	size_t			unchecked_cnt;	/* words still to be checked */
 	struct dlist_entry	list;
 	/* Entries in the tree, by a hash of the address where they begin */
 	struct ofi_mr_entry	*hints[1 << OFI_MR_NOTIFY_HINT_BITS];
@@ -49,7 +49,7 @@ struct ofi_mr_notify_cache {
 
 extern struct ofi_mem_monitor *notify_monitor;
 
-/* Chooses the monitor of system memory; the result is for cache->notify.changes. Call this
+/* Chooses the monitor of system memory, and returns cache->notify.changes. Call this
  * before ofi_mr_cache_init(). If the device can notify (changes is set), and the user has
  * named no other monitor, the monitor becomes notify_monitor. If the device can't notify,
  * but the user has named notify_monitor, the monitor becomes NULL. Otherwise the monitor
@@ -58,13 +58,13 @@ extern struct ofi_mem_monitor *notify_monitor;
 uint64_t *ofi_mr_notify_select(struct ofi_mem_monitor **monitor,
 			       uint64_t *changes);
 
-/* Call this for an entry that is about to be registered, and may be kept. */
+/* Call this before the registration of an entry that the cache may keep. */
 void ofi_mr_notify_init(struct ofi_mr_cache *cache, struct ofi_mr_entry *entry);
 
 /* Call this if valid() returned false. If the word is not INVALID, the kernel settles
- * it. Then the function returns whether the entry is valid; if it is, the caller has a
- * reference. Caller must hold mm_lock. While the kernel settles, up to a second, the
- * function releases mm_lock.
+ * the word. If the entry is valid, the function takes a reference and returns true.
+ * Caller must hold mm_lock. The function releases mm_lock while the kernel settles the
+ * word, which may take a second.
  */
 bool ofi_mr_notify_settle(struct ofi_mr_cache *cache, struct ofi_mr_entry *entry);
 

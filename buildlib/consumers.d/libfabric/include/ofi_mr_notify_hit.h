@@ -2,7 +2,8 @@
 /*
  * Finds an entry of "verbs_notify" without a search of the tree. A table has the entries
  * of the tree by the addresses where they begin. Two entries may compete for a place in
- * the table. If a request begins at another address, the cache searches the tree.
+ * the table. If no entry of the table begins where the request begins, the cache searches
+ * the tree.
  */
 #ifndef OFI_MR_NOTIFY_HIT_H
 #define OFI_MR_NOTIFY_HIT_H

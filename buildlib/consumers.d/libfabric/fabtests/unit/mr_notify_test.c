@@ -80,7 +80,7 @@ static int mr_notify_unmap(void)
 	if (ret)
 		goto out;
 	if (said(&first)) {
-		sprintf(err_buf, "a mark though nothing happened");
+		sprintf(err_buf, "a mark before any change");
 		goto out;
 	}
 
@@ -90,7 +90,7 @@ static int mr_notify_unmap(void)
 		goto out;
 	}
 	if (ops->settle(first.mr) != -FI_EADDRNOTAVAIL) {
-		sprintf(err_buf, "memory that is gone is valid");
+		sprintf(err_buf, "settle calls unmapped memory valid");
 		goto out;
 	}
 
@@ -99,7 +99,7 @@ static int mr_notify_unmap(void)
 	if (ret)
 		goto out;
 	if (said(&second) || !said(&first)) {
-		sprintf(err_buf, "the new region is the old one");
+		sprintf(err_buf, "the new region has a mark, or the old one has none");
 		goto out;
 	}
 	testret = PASS;
@@ -127,19 +127,19 @@ static int mr_notify_settle(void)
 	/* MADV_DONTNEED unmaps the pages, but the file keeps them. */
 	syscall(SYS_madvise, region.memory, LENGTH, MADV_DONTNEED);
 	if (!said(&region)) {
-		sprintf(err_buf, "no mark though the mapping has changed");
+		sprintf(err_buf, "no mark after MADV_DONTNEED");
 		goto out;
 	}
 	ret = ops->settle(region.mr);
 	if (ret || said(&region)) {
-		sprintf(err_buf, "a doubt without reason is not settled");
+		sprintf(err_buf, "settle failed although the pages are the same");
 		goto out;
 	}
 
 	syscall(SYS_fallocate, file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
 		0UL, LENGTH);
 	if (!said(&region) || ops->settle(region.mr) != -FI_EADDRNOTAVAIL) {
-		sprintf(err_buf, "no mark after a hole");
+		sprintf(err_buf, "a punched hole did not invalidate the region");
 		goto out;
 	}
 	testret = PASS;
@@ -166,14 +166,14 @@ static int mr_notify_changes(void)
 	if (ret)
 		goto out;
 	if (*(volatile const uint64_t *) changes != before) {
-		sprintf(err_buf, "a change though nothing happened");
+		sprintf(err_buf, "the counter moved before any change");
 		goto out;
 	}
 
 	syscall(SYS_munmap, region.memory, LENGTH / 2);
 	syscall(SYS_munmap, (char *) region.memory + LENGTH / 2, LENGTH / 2);
 	if (*(volatile const uint64_t *) changes != before + 1) {
-		sprintf(err_buf, "a region that has changed is not counted once");
+		sprintf(err_buf, "the counter did not count the region once");
 		goto out;
 	}
 	testret = PASS;
@@ -212,7 +212,7 @@ out:
 
 struct test_entry test_array[] = {
 	TEST_ENTRY(mr_notify_unmap, "Test the word of memory that is unmapped"),
-	TEST_ENTRY(mr_notify_settle, "Test settling a doubt"),
+	TEST_ENTRY(mr_notify_settle, "Test settling a word"),
 	TEST_ENTRY(mr_notify_changes, "Test the counter of changed regions"),
 	TEST_ENTRY(mr_notify_no_cache, "Test that closed regions are not kept"),
 	{ NULL, "" }

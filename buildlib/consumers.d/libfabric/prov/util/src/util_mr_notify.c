@@ -8,8 +8,8 @@
  * a search looks for stale entries.
  *
  * A request may be for a part of a region, and another part may be unmapped. So the
- * device keeps the pages while the word says that the region is in use. With hooks, too,
- * the device keeps the pages of an entry in use. If the device can revoke, the kernel
+ * device keeps the pages while the word says that the region is in use. With hooks the
+ * device keeps these pages as well. If the device can revoke, the kernel
  * unpins the pages of a stale region that is not in use. When memory is short, the
  * kernel may also unpin an idle region, which gets pages again when it is settled.
  */
@@ -31,12 +31,12 @@ static bool util_mr_notify_valid(struct ofi_mem_monitor *monitor,
 	if (!entry->notify.word || !ofi_mr_notify_hold(entry))
 		return false;
 
-	/* Another entry may have taken its place in the table. */
+	/* Another entry may have taken the place of this entry in the table. */
 	*ofi_mr_notify_hint(entry->notify.cache, entry->info.iov.iov_base) = entry;
 	return true;
 }
 
-/* The reference keeps the entry while mm_lock is released. */
+/* A reference keeps the entry while the function releases mm_lock. */
 bool ofi_mr_notify_settle(struct ofi_mr_cache *cache, struct ofi_mr_entry *entry)
 {
 	bool valid;
@@ -105,7 +105,7 @@ static struct ofi_mem_monitor monitor = {
 
 struct ofi_mem_monitor *notify_monitor = &monitor;
 
-/* If the build has no cache by default, the user has to name the monitor. */
+/* If a build has no cache by default, verbs_notify is not its default monitor. */
 static bool util_mr_notify_is_default(void)
 {
 #if defined(HAVE_MR_CACHE_MONITOR_DEFAULT)
@@ -128,7 +128,7 @@ uint64_t *ofi_mr_notify_select(struct ofi_mem_monitor **monitor,
 		*monitor = notify_monitor;
 	} else if (asked) {
 		FI_WARN(&core_prov, FI_LOG_MR,
-			"a device can't notify of changes of memory: no cache\n");
+			"no cache: a device can't notify of changes of memory\n");
 		*monitor = NULL;
 	}
 	return changes;

@@ -25,7 +25,7 @@ static struct {
 
 static struct fi_ops_mr vrb_notify_mr_ops;
 
-/* A search by address is enough, because the entries of the cache have all access
+/* A search by address is enough, because each entry of the cache has all access
  * rights. */
 static inline int
 vrb_notify_cache_reg(struct fid *fid, const void *buf, size_t len, struct fid_mr **mr)

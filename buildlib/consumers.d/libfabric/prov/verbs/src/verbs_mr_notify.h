@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * Regions with a word that the kernel marks when their memory changes. verbs_ofi.h
- * includes this file.
+ * Regions with words. The kernel marks the word of a region when the memory of the region
+ * changes. verbs_ofi.h includes this file.
  */
 #ifndef VERBS_MR_NOTIFY_H
 #define VERBS_MR_NOTIFY_H
@@ -26,12 +26,12 @@ void vrb_notify_free(uint64_t *word);
  * NULL */
 struct ibv_mr_notify_attr vrb_notify_attr(struct vrb_domain *domain);
 
-/* Like ibv_reg_mr(), with a word. If it returns NULL, the caller registers without a
- * word. */
+/* Registers like ibv_reg_mr(), but with a word. If the function returns NULL, the caller
+ * registers without a word. */
 struct ibv_mr *vrb_notify_reg(struct vrb_mem_desc *md, void *buf, size_t len,
 			      int access);
 
-/* Lets the kernel compare the pages and then clear its mark, or set INVALID. */
+/* Lets the kernel compare the pages. Then the kernel clears its mark, or sets INVALID. */
 int vrb_notify_settle(struct vrb_mem_desc *md);
 int vrb_mr_cache_settle_region(struct ofi_mr_cache *cache,
 			       struct ofi_mr_entry *entry);

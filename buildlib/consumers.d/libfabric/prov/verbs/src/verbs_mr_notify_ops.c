@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
  * The operations FI_MR_NOTIFY_OPS of a domain, for caches of registrations above
- * libfabric. Once a user has opened them, each region is registered with a word, and the
- * cache above keeps the region instead of the cache of this domain.
+ * libfabric. After a user has opened the operations, the domain registers each region
+ * with a word. The cache above keeps the region, and the cache of this domain does not.
  */
 
 #include "verbs_ofi.h"
