@@ -85,7 +85,7 @@ def read(path):
 
 
 def write(path, text):
-    """Write a new file, and rename it when it is complete. On a full disk the old file stays."""
+    """Write a file, and rename it when it is complete. On a full disk the old file stays."""
     with open(path + ".new", "w", encoding="utf-8") as out:
         out.write(text)
     os.replace(path + ".new", path)
@@ -130,8 +130,8 @@ def suite_apt(build, suite, package, version=""):
 
 
 def archive_apt(build, name):
-    """A private apt for the kernel of a pin. If the pin has a version, apt has the sources of the
-    pin's suite. Otherwise apt has the machine's sources.
+    """A private apt for the kernel of a pin. Its sources are those of the suite if the pin has a
+    version, otherwise those of the machine.
     """
     pin = read_pin(name)
     if not pin["version"]:
@@ -212,7 +212,7 @@ def download_alone(packages, build, folder, upstream, apt):
         except private_apt.AptError as problem:
             raise FetchError(f"{problem}\nIf apt offers newer versions now: "
                              f"buildlib/overlay.py {upstream} --update") from problem
-        # Only these files are complete.
+        # Move only the requested files, because other files may be incomplete.
         for name in os.listdir(with_partial):
             if name.startswith(tuple(start(*package) for package in packages.items())):
                 os.rename(os.path.join(with_partial, name), os.path.join(folder, name))

@@ -10,10 +10,9 @@ upstream's tree. The folder a/ has upstream's files with all earlier patches. Fo
 the fixes that the fix needs. The folder b/ has the files of a/ with PATCH applied. Why: a diff that
 was edited by hand has wrong counts, and the tree that is built also has the later patches.
 
-With --for linux-7.3, the command edits only the parts of the patch that differ for this version.
-(buildlib/upstream has a pin for each such version.) These parts are in a file that has PATCH's name
-with the ending .7.3.diff. If hunks of the patch do not apply, they are in a file NAME.rej next to
-b/.
+With --for linux-7.3 (another pin in buildlib/upstream) the command edits only the parts of PATCH
+that differ for this version. These parts are in a file with PATCH's name and the ending .7.3.diff.
+Hunks of the patch that do not apply are in a file NAME.rej next to b/.
 """
 import argparse
 import glob
@@ -102,9 +101,7 @@ def upstreams(files, tree, into):
 
 
 def laid_out(place):
-    """Yield each file that was laid out, and the path of its unedited copy. If this copy differs
-    from the file in b/, the file was edited.
-    """
+    """Yield each file in b/, and the path of a copy that differs if the file was edited."""
     for folder, _, names in os.walk(os.path.join(place, "written")):
         for name in names:
             path = os.path.join(folder, name)

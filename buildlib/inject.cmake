@@ -31,8 +31,7 @@ endfunction()
 # --version-script would be enough for the shared library. But sanitize_static_lib.py takes one map
 # per static library, and makes all symbols outside of this map local. A hook in libibverbs.map.in
 # would have to change whenever upstream adds a node. The names of our nodes differ from the names of
-# upstream's next nodes. check-build sorts nodes by the part after the "_", so it sorts our nodes before
-# upstream's newest node.
+# upstream's next nodes. check-build sorts nodes by the part after the "_", so our nodes come first.
 function(inject_symbol_versions)
   set(map ${PROJECT_BINARY_DIR}/libibverbs/libibverbs.map)
   set(node ${PROJECT_SOURCE_DIR}/libibverbs/libibverbs_mr_notify.map)
@@ -42,8 +41,8 @@ function(inject_symbol_versions)
   string(REGEX MATCHALL "IBVERBS_[0-9.]+ {" nodes "${upstream}")
   list(POP_BACK nodes newest)
   string(REPLACE " {" "" IBVERBS_NEWEST "${newest}")
-  # If nothing changes, the separate file keeps its time stamp, and the map gets this time stamp. So
-  # after configuring again, the build does not link all programs again.
+  # If nothing changes, file(CONFIGURE) keeps the time stamp of its output, and the map gets this time
+  # stamp. So configuring again does not link all programs again.
   file(CONFIGURE OUTPUT ${map}.ours CONTENT "${upstream}\n${ours}" @ONLY)
   execute_process(COMMAND cp --preserve=timestamps ${map}.ours ${map} COMMAND_ERROR_IS_FATAL ANY)
 endfunction()
@@ -52,8 +51,8 @@ function(inject_libibverbs)
   foreach(target ibverbs ibverbs-static)
     if(TARGET ${target})
       target_sources(${target} PRIVATE ${INJECT_LIBIBVERBS_SOURCES})
-      # Without this option the compiler assumes that an undeclared function returns an int. An int
-      # has half the bits of a pointer.
+      # Otherwise the compiler assumes that an undeclared function returns an int, which has half the
+      # bits of a pointer.
       target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:C>:-Werror=implicit-function-declaration>")
     endif()
   endforeach()
@@ -70,7 +69,6 @@ endfunction()
 function(inject_man_pages)
   set(folder ${PROJECT_SOURCE_DIR}/libibverbs/man)
   file(GLOB pages CONFIGURE_DEPENDS ${folder}/ibv_mr_*.[17].md)
-  # Each verb has a manual page.
   file(STRINGS ${PROJECT_SOURCE_DIR}/libibverbs/libibverbs_mr_notify.map verbs REGEX "^\t\tibv_")
   list(TRANSFORM verbs REPLACE "^\t\t([a-z_]+).*" "${folder}/\\1.3.md")
   list(REMOVE_DUPLICATES verbs)
@@ -81,7 +79,7 @@ function(inject_man_pages)
   rdma_man_pages(${pages})
 endfunction()
 
-# Includes the CMakeLists.txt of our programs. Upstream's CMake files would call add_subdirectory().
+# Includes our CMakeLists.txt. Upstream's CMake files would call add_subdirectory() instead.
 function(inject_programs)
   foreach(folder libibverbs/examples/mr_notify libibverbs/tests providers/rxe/tests)
     include(${PROJECT_SOURCE_DIR}/${folder}/CMakeLists.txt)
@@ -117,8 +115,8 @@ function(inject_targets OUT FOLDER)
   set(${OUT} ${found} PARENT_SCOPE)
 endfunction()
 
-# Turns optimization off for Python modules that are used in place. Compiling the C of Cython takes most
-# of the time of a build.
+# Turns optimization off for Python modules that are used in place, because compiling Cython's C takes
+# most of the time of a build.
 function(inject_quick_python)
   if(INJECT_QUICK_PYTHON AND CYTHON_EXECUTABLE)
     inject_targets(modules ${PROJECT_SOURCE_DIR}/pyverbs)

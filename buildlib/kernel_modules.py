@@ -22,7 +22,7 @@ STACK = ("drivers/infiniband/core", "drivers/infiniband/sw/rxe", "drivers/infini
 # Our own options, which a distribution's configuration lacks.
 OPTIONS = ("INFINIBAND_MR_NOTIFY", "RDMA_RXE_PAGING")
 
-# The folders of all modules that use ib_core: {folder: options of modules that can't be built}.
+# The folders of all users of ib_core: {folder: options of modules that can't be built}.
 USERS = {
     "drivers/infiniband": "",
     "drivers/nvme/host": "NVME_CORE BLK_DEV_NVME NVME_FABRICS NVME_FC NVME_TCP",
@@ -79,8 +79,8 @@ def compiler_options(headers):
 
 
 def compiler_environment():
-    """The environment of a kernel build. The build uses ccache if it is installed, and its result
-    has no time stamps."""
+    """The environment of a kernel build that uses ccache if it exists. The result has no time
+    stamps."""
     env = {**os.environ, "KBUILD_BUILD_TIMESTAMP": "2025-01-01", "KBUILD_BUILD_USER": "lab",
            "KBUILD_BUILD_HOST": "lab", "LC_ALL": "C",
            # Recording the position of errors inside macros costs a tenth of the time.

@@ -102,7 +102,7 @@ def let_tools_start(folder, place, build, upstream):
 
 
 def unpack(build=fetch.BUILD, upstream="linux"):
-    """Download and unpack the packages of the version in use. Later calls find the result.
+    """Download and unpack the packages in use, if no earlier call has done so.
 
     The caller holds fetch.locked(build, upstream).
     """

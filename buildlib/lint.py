@@ -6,9 +6,9 @@ Why: an unchecked rule is broken within a week. clang-format and clang-tidy (wit
 headers) check C++, flake8 checks Python, shellcheck checks shell, and prose.py checks comments and
 pages. tests/host/test_series.py runs checkpatch --strict on kernel C.
 
-clang-tidy takes minutes. With --changed, lint.py skips each folder that has already passed with the
-same content, headers, settings and version of clang-tidy. The user's cache keeps digests of these
-folders, so lint.py of another clone skips the folders, too.
+clang-tidy takes minutes. With --changed, it skips each folder that has already passed with the same
+content, headers, settings and version. The user's cache keeps digests of these folders, so other
+clones skip these folders, too.
 """
 import argparse
 import concurrent.futures
@@ -96,8 +96,8 @@ def tidy_units():
     """Arguments of clang-tidy for each folder with C++ sources.
 
     clang-tidy spends most of its time on the headers of the standard library, so one run checks all
-    sources of a folder. This run does not find unused names of "using", because clang-tidy looks
-    for them only in a main file. So another run checks the files with such names.
+    sources of a folder. clang-tidy finds unused names of "using" only in a main file. So another
+    run checks the files with such names.
     """
     folders = {}
     for name in tracked(".cpp", ".cc"):
@@ -169,7 +169,7 @@ def main():
     good &= report("flake8", ["flake8", "--max-line-length", "100", *python_files()])
     good &= report("shellcheck", ["shellcheck", *shell_scripts()])
     good &= check_prose()
-    # Tests include Catch2 by catch.h, because the headers of Catch2 differ in Debian 12 and 13.
+    # Tests include Catch2 by catch.h, because its headers differ between Debian 12 and 13.
     good &= report("Catch2 through tests/support/catch.h",
                    ["sh", "-c", "! git grep -n '<catch2/' -- tests ':!tests/support/catch.h' "
                     "':!tests/support/main.cpp'"])

@@ -99,7 +99,7 @@ def text_of(patch, name=""):
 def our_files(name, repo):
     """All files to lay over upstream's tree: {path in this tree: path of our file}.
 
-    The NAME.h in the tree of linux-7.3 is our NAME.7.3.h if this file exists, or our NAME.h."""
+    In the tree of linux-7.3, our NAME.7.3.h replaces our NAME.h."""
     files, own = {}, {}
     for folder, pattern, target in LAID[fetch.family(name)]:
         base = os.path.join(repo, folder)
@@ -204,10 +204,9 @@ def keep(name, path, tree, kept):
 def hook(name, patches, before, tree, pristine, repo):
     """Apply the patches in order; return the list of files that are hooked now.
 
-    The folder `pristine` keeps upstream's version of each hooked file. The hooks are applied to
-    these versions. `before` has the files that earlier calls hooked, and the times at which they
-    were written. If a file was edited after this time, or before its first hook, this function
-    raises an error, because the edit would be lost.
+    The hooks are applied to upstream's versions of the files, which are in `pristine`. `before` has
+    the files that are hooked already, and the times at which they were written. If a file was
+    edited after this time, or before its first hook, this raises an error.
     """
     targets = {}
     for patch in patches:

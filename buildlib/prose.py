@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Count clauses without a subject in comments and pages: each sentence must name its subject.
+"""Count headless clauses (clauses without a subject) in comments and pages.
 
 Why: such a clause hides its subject (the callback, the worker, the last user), and a reader must
 guess the subject or know the code. Upstream has 0.2 such clauses in 1,000 words.
@@ -8,7 +8,7 @@ import os
 import re
 
 HEADLESS = re.compile(r"\b(?:who|whoever|what|whatever|nobody|somebody)\b", re.IGNORECASE)
-MOST = 2        # such clauses in 1,000 words of a folder
+MOST = 2        # headless clauses in 1,000 words of a folder
 
 # Folders and files to which this rule does not apply yet. The check reports a superfluous entry.
 NOT_YET = ()

@@ -5,15 +5,14 @@ Why: in the overlay, inject.cmake replaces edits of upstream's lists of files, a
 lines. But a maintainer of rdma-core expects commits that edit CMakeLists.txt, libibverbs.map.in and
 debian/. These edits are generated from the names of our files and from libibverbs_mr_notify.map.
 
-Each file hooks/series/mr/*.txt describes a mail, in the order of the names. The file has a subject
-and a text, and then lines
+Each file hooks/series/mr/*.txt describes a mail. The file has a subject, a text, and then lines
     Files: PATTERN...              new files, at their places in upstream's tree
     Hook: NUMBER [PATH [WORD]]     a hook, or its part for PATH, or the hunks there that have WORD
 If a .diff is next to a text, this mail adds the lines of the .diff to files of earlier mails. The
 overlay's files already have these lines. A line with #include, or a paragraph of a CMakeLists.txt,
-may name files of a later mail. Then the later mail adds the line or the paragraph.
+may name files of a later mail. Then the later mail adds this part.
 
-For rdma-core-65 a text NAME.65.txt replaces NAME.txt. If there is no NAME.txt, it is one more text.
+For rdma-core-65 a text NAME.65.txt replaces NAME.txt, if NAME.txt exists.
 
 Fixes of upstream's bugs are a separate series. It has a mail for each hook that is a fix, and the
 mails of hooks/series/fixes/*.txt.
@@ -133,7 +132,7 @@ def run_patch(place, text, *options):
 
 
 def edit(place, name, function):
-    """Change the text of a file by a function."""
+    """Change the text of a file by `function`."""
     path = os.path.join(place, name)
     before = fetch.read(path)
     after = function(before)
@@ -154,7 +153,7 @@ class Mail:
         self.topic, self.series = "", [self]
 
     def part(self, before):
-        """The mails of the series up to and including this mail, or the mails after it."""
+        """The mails of the series up to this mail, or the mails after it."""
         index = self.series.index(self) + 1
         return self.series[:index] if before else self.series[index:]
 
@@ -256,7 +255,7 @@ def with_insertion(text, where, new):
 
 
 def nodes_of(pages):
-    """[(node, its symbols)] of the map. Only symbols with a manual page are in the result."""
+    """[(node, its symbols that have a manual page)] of the map."""
     found = re.findall(r"(?m)^(MRNOTIFY_\S+) \{\n\tglobal:\n((?:\t\t\w+;\n)+)\} \S+;",
                        fetch.read(MAP))
     nodes = [(node, [name for name in re.findall(r"\w+", names)
@@ -347,7 +346,7 @@ def mails(author=None, upstream="rdma-core"):
 
 
 def missing(of_all, upstream="rdma-core"):
-    """Our new files and hunks of hooks that no mail has, or that two mails have."""
+    """Our new files and hunks of hooks that are in no mail, or in two mails."""
     brought = [name for mail in of_all for name in mail.new_files]
     taken = [hunk for mail in of_all for hunk in mail.hunks]
     lost = sorted(set(overlay.our_files(upstream, fetch.REPO)) - set(brought) - NOT_SENT)

@@ -2,9 +2,9 @@
 """Make the Debian packages of the library by upstream's own packaging (debian/ in its tarball).
 
 A version has four parts: Debian's version, "+mrnotify", our revision, and the release of Debian on
-which the package was built. 56.1-1+mrnotify3~deb12u1 is above Debian 12's 44.0-2, and above
-trixie's 56.1-1 with its rebuilds (+b1) and updates (+deb13u1). It is below 56.1-2, which Debian
-would build from other sources, and below the same package of a later release. REVISION is our next
+which the package was built. 56.1-1+mrnotify3~deb12u1 sorts after Debian 12's 44.0-2, and after
+trixie's 56.1-1 with its rebuilds (+b1) and updates (+deb13u1). It sorts before 56.1-2, which Debian
+would build from other sources, and before the same package of a later release. REVISION is our next
 revision.
 """
 import email.utils

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Make the DKMS package with the kernel modules, rdma-mr-notify-dkms, for Linux 6.12 and 7.3.
 
-The package has a folder with our files, fixes and hooks for each of the two versions. It has no
+For each of the two versions, the package has a folder with our files, fixes and hooks. It has no
 source of Linux. dkms takes the source of a kernel's release from linux-source-6.12 or
 linux-source-7.3 (dkms/tree), and builds every module of this kernel that uses ib_core
 (dkms/modules). Our struct ib_device_ops changes the checksum of every symbol that refers to the

@@ -36,8 +36,8 @@ struct ofi_mr_notify {
 /* Each cache has this part */
 struct ofi_mr_notify_cache {
 	uint64_t		*changes;	/* the kernel's counter of stale entries; may be NULL */
-	uint64_t		changes_seen;	/* value when the last complete check began */
-	uint64_t		changes_next;	/* value when the current check began */
+	uint64_t		changes_seen;	/* its value when the last complete check began */
+	uint64_t		changes_next;	/* its value when the current check began */
 	size_t			unchecked_cnt;	/* words still to be checked */
 	struct dlist_entry	list;
 	/* Entries in the tree, by a hash of the address where they begin */

@@ -8,10 +8,10 @@
  * a search looks for stale entries.
  *
  * A request may be for a part of a region, and another part may be unmapped. So the
- * device keeps the pages while the word says that the region is in use. With hooks the
- * device keeps these pages as well. If the device can revoke, the kernel
- * unpins the pages of a stale region that is not in use. When memory is short, the
- * kernel may also unpin an idle region, which gets pages again when it is settled.
+ * device keeps the pages while the word says that the region is in use. If the device can
+ * revoke, the kernel unpins the pages of a stale region that is not in use. When memory is
+ * short, the kernel may also unpin an idle region, which gets pages again when it is
+ * settled.
  */
 
 #include <ofi_mr.h>

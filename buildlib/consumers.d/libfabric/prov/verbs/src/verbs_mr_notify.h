@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * Regions with words. The kernel marks the word of a region when the memory of the region
- * changes. verbs_ofi.h includes this file.
+ * Regions with words, which the kernel marks when the memory changes. verbs_ofi.h includes
+ * this file.
  */
 #ifndef VERBS_MR_NOTIFY_H
 #define VERBS_MR_NOTIFY_H

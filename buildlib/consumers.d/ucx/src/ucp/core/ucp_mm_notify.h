@@ -44,9 +44,9 @@ static int ucp_mem_rcache_can_notify(ucp_context_h context)
 }
 
 /* The caller has registered some memory handles of a region, in the order of the map. The
- * first word is enough, because all handles have the same memory, and the kernel reports
- * each change after the first registration. If no handle has a word, the region serves
- * only this request */
+ * word of the first handle is enough, because all handles have the same memory, and the
+ * kernel reports each change after the first registration. Without a word the region
+ * serves only this request */
 static void ucp_memh_notify(ucp_context_h context, ucp_mem_h memh,
                             ucp_md_map_t md_map_registered)
 {

@@ -44,8 +44,7 @@ ucs_status_t uct_ib_notify_reg_mr(uct_ib_md_t *md, void *address, size_t length,
 
 
 /**
- * If the word of a memory handle is not zero, let the kernel find out whether the handle
- * still describes its memory.
+ * Let the kernel find out whether a memory handle is valid, if its word is not zero.
  *
  * @return Nonzero if the memory handle is valid.
  */
