@@ -3,7 +3,7 @@
 """Print the folder that ccache must use. If ccache's own folder is usable, print nothing.
 
 Why: if ccache can't write to its folder, every compilation fails. The user of a service may have no
-home folder. A named folder hides the user's settings, so this script names one only if necessary.
+home folder. CCACHE_DIR hides the user's settings, so this script names a folder only if necessary.
 """
 import os
 import subprocess

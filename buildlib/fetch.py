@@ -3,9 +3,9 @@
 """Obtain the pinned upstream trees, and unpack them unchanged below the build folder.
 
 Why: the repository holds only this project's own files. buildlib/upstream/*.pin name packages and
-versions in the machine's Debian archive. Instead of a package, the user may name a tarball or tree
-(--source, or a variable such as RDMA_CORE_SOURCE). Files are downloaded once. overlay.py lays our
-files over the tree that this script unpacked.
+versions in the machine's Debian archive. A user may name a tarball or tree instead (--source, or
+variables such as RDMA_CORE_SOURCE). Files are downloaded once. overlay.py lays our files over the
+tree that this script unpacked.
 """
 import argparse
 import contextlib
@@ -36,7 +36,7 @@ class FetchError(Exception):
 
 
 def say(text):
-    """Print progress on standard error: standard output is for results."""
+    """Print progress on standard error, because standard output is for results."""
     print(f"fetch: {text}", file=sys.stderr, flush=True)
 
 

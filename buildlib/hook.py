@@ -8,7 +8,7 @@
 PATCH is the path of a new patch, or the path or name of an existing patch. FILE is a path in
 upstream's tree. The folder a/ has upstream's files with all earlier patches. For a fix, a/ has only
 the fixes that the fix needs. The folder b/ has the files of a/ with PATCH applied. Why: a diff that
-was edited by hand has wrong counts, and the tree that is built also has the later patches.
+was edited by hand has wrong counts, and the built tree also has later patches.
 
 With --for linux-7.3 (another pin in buildlib/upstream) the command edits only the parts of PATCH
 that differ for this version. These parts are in a file with PATCH's name and the ending .7.3.diff.
