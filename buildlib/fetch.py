@@ -339,7 +339,7 @@ def original(name, build, path, folder):
 
 
 def state_folder(tree):
-    """The folder with overlay.py's notes about a tree. It is outside of the tree."""
+    """The folder of overlay.py's notes about a tree, outside of the tree."""
     return os.path.join(os.path.dirname(tree), ".overlay", os.path.basename(tree))
 
 

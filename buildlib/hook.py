@@ -10,9 +10,9 @@ upstream's tree. The folder a/ has upstream's files with all earlier patches. Fo
 the fixes that the fix needs. The folder b/ has the files of a/ with PATCH applied. Why: a diff that
 was edited by hand has wrong counts, and the built tree also has later patches.
 
-With --for linux-7.3 (another pin in buildlib/upstream) the command edits only the parts of PATCH
-that differ for this version. These parts are in a file with PATCH's name and the ending .7.3.diff.
-Hunks of the patch that do not apply are in a file NAME.rej next to b/.
+With --for linux-7.3 (another version of Linux) the command edits only the parts of PATCH that
+differ for this version. These parts are in a file with PATCH's name and the ending .7.3.diff. Hunks
+of the patch that do not apply are in a file NAME.rej next to b/.
 """
 import argparse
 import glob

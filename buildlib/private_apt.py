@@ -5,7 +5,7 @@
 Why: upstream's sources come by name and version from the machine's Debian archive. The apt
 configuration of the machine must not change. It may lack deb-src lines and other suites, and may
 belong to root. So apt runs here with its own source list, lists and cache. Only the address of the
-archive comes from the machine's configuration. apt reads this address, which may have two formats.
+archive comes from the machine's configuration. apt reads it, because apt knows both formats.
 """
 import contextlib
 import fcntl

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Make the DKMS package with the kernel modules, rdma-mr-notify-dkms, for Linux 6.12 and 7.3.
+"""Make rdma-mr-notify-dkms, the DKMS package with the kernel modules for Linux 6.12 and 7.3.
 
 For each of the two versions, the package has a folder with our files, fixes and hooks. It has no
 source of Linux. dkms takes the source of a kernel's release from linux-source-6.12 or

@@ -44,7 +44,8 @@ ucs_status_t uct_ib_notify_reg_mr(uct_ib_md_t *md, void *address, size_t length,
 
 
 /**
- * Let the kernel find out whether a memory handle is valid, if its word is not zero.
+ * If the word of a memory handle is not zero, let the kernel find out whether the handle
+ * is valid.
  *
  * @return Nonzero if the memory handle is valid.
  */
