@@ -189,7 +189,7 @@ class EnvironmentTest(unittest.TestCase):
         done = self.run_it(openmpi=OPEN_MPI, devices="old0 rxe0", **both)
         for library in ("UCX 1.13", "libfabric 2.1"):
             self.assertIn(f"# {library} keeps its own cache", done.stdout)
-        self.assertIn("# not for old0, which can't notify: it has hooks\n", done.stdout)
+        self.assertIn("# not for old0, which can't notify: the libraries use hooks\n", done.stdout)
         self.assertIn("mpirun -x LD_LIBRARY_PATH\n", done.stderr)
 
     def test_patched_beside_unpatched(self):

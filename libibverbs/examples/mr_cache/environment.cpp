@@ -28,12 +28,11 @@ void for_ucx(version v, environment &out)
 		out.lines.push_back(
 			{"UCX_RCACHE_ENABLE=n", name + " keeps registrations in its UCP contexts"});
 	out.lines.push_back(
-		{"UCX_MEM_EVENTS=n", name + " patches libc for its caches, which are off by that"});
+		{"UCX_MEM_EVENTS=n", name + " patches libc for its caches, which are off"});
 	if (v >= version{1, 16} && v < version{1, 22})
 		out.risks.push_back(name + " crashes without its cache if a peer fails during a "
-					   "rendezvous (openucx/ucx issue 11467, all from 1.16 on; "
-					   "mended in 1.22.0): use 1.22.0 or later, or the UCX of "
-					   "buildlib/consumers");
+					   "rendezvous (openucx/ucx issue 11467, fixed in 1.22.0): "
+					   "use 1.22.0 or later, or the UCX of buildlib/consumers");
 }
 
 void for_open_mpi(version v, environment &out)
@@ -77,16 +76,17 @@ environment environment_for(const libraries &found)
 	if (found.ucx)
 		for_ucx(found.ucx->is, out);
 	if (found.libfabric)
-		out.lines.push_back({"FI_MR_CACHE_MAX_COUNT=0",
-				     name_of("libfabric", found.libfabric->is) +
-					     (found.libfabric->asks_kernel
-						      ? " keeps registrations itself, never stale"
-						      : " keeps registrations that may be stale")});
+		out.lines.push_back(
+			{"FI_MR_CACHE_MAX_COUNT=0",
+			 name_of("libfabric", found.libfabric->is) +
+				 (found.libfabric->asks_kernel
+					  ? " keeps registrations, but another library needs "
+					    "the cache of libibverbs"
+					  : " keeps registrations that may be stale")});
 	if (found.open_mpi)
 		for_open_mpi(found.open_mpi->is, out);
-	out.lines.push_back(
-		{"RDMAV_MR_CACHE=remote",
-		 "libibverbs keeps all of them, never stale; for peers that trust one another"});
+	out.lines.push_back({"RDMAV_MR_CACHE=remote", "libibverbs keeps all registrations, never "
+						      "stale; the peers must trust one another"});
 	return out;
 }
 

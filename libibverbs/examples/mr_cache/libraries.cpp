@@ -164,7 +164,8 @@ std::optional<library> look(const char *file, question ask, std::vector<std::str
 	if (!came)
 		failed.push_back(fmt::format("{} crashes or hangs when it is loaded", file));
 	else if (said.is == answer::no_version)
-		failed.push_back(fmt::format("{} does not tell a version that is known", file));
+		failed.push_back(
+			fmt::format("{} does not tell a version that this program knows", file));
 	return came && said.is == answer::known ? std::optional(said.found) : std::nullopt;
 }
 

@@ -91,8 +91,8 @@ public:
 		reg(IBV_ACCESS_CACHED);
 		if (!ibv_is_reg(on_.pd(), r.addr, r.length, rights))
 			throw std::runtime_error(fmt::format(
-				"{} bytes are not cached: is that within the limits "
-				"(RDMAV_MR_CACHE_MAX_BYTES, RDMAV_MR_CACHE_MAX_ENTRIES)?",
+				"{} bytes are not cached: check the limits "
+				"(RDMAV_MR_CACHE_MAX_BYTES, RDMAV_MR_CACHE_MAX_ENTRIES)",
 				r.length));
 		if (mmap(r.addr, r.length, PROT_READ | PROT_WRITE,
 			 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != r.addr)
@@ -208,7 +208,7 @@ status print_environment(const std::string &name)
 	}
 	const auto chosen = chosen_devices(name);
 	if (chosen.empty()) {
-		tell("no RDMA device on this machine: run it where the job will run");
+		tell("no RDMA device on this machine: run ibv_mr_cache where the job will run");
 		return no_cache;
 	}
 	for (const auto &one : chosen) {
@@ -234,17 +234,19 @@ status print_environment(const std::string &name)
 	for (const auto &one : to_set.lines)
 		fmt::print("export {} # {}\n", one.assignment, one.reason);
 	for (const auto &one : to_set.kept)
-		fmt::print("# {} keeps its own cache, never stale: it asks the kernel\n", one);
+		fmt::print("# {} keeps its own cache, and checks the kernel's word at each hit\n",
+			   one);
 	for (const auto &one : cannot)
-		fmt::print("# not for {}, which can't notify: it {}\n", one,
-			   to_set.ours() ? "registers each time" : "has hooks");
+		fmt::print("# not for {}, which can't notify: {}\n", one,
+			   to_set.ours() ? "libibverbs caches nothing" : "the libraries use hooks");
 	if (found.mpich)
-		fmt::print("# MPICH {}.{}: its mpiexec passes them on by itself\n",
+		fmt::print("# MPICH {}.{}: mpiexec itself passes the variables to other machines\n",
 			   found.mpich->is.major, found.mpich->is.minor);
 	for (const auto &one : to_set.risks)
 		tell("WARNING: " + one);
 	if (const auto options = passed_on(to_set); found.open_mpi && !options.empty()) {
-		const auto command = "Open MPI, to other machines: mpirun" + options;
+		const auto command =
+			"Open MPI: to pass the variables to other machines, use mpirun" + options;
 		fmt::print("# {}\n", command);
 		tell(command);
 	}
@@ -261,10 +263,11 @@ status run(const options &opt)
 
 	if (ibv_reg_mr_limits(on.context(), nullptr, &limits)) {
 		fmt::print(stderr, "{}: {}\n", on.name(),
-			   on.can_notify() ? "no cache: RDMAV_MR_CACHE=0, or no room for it "
-					     "(RLIMIT_MEMLOCK below 1 MiB, RLIMIT_AS)"
-					   : "this kernel and driver do not notify about memory "
-					     "registrations");
+			   on.can_notify()
+				   ? "no cache: RDMAV_MR_CACHE=0 is set, RLIMIT_MEMLOCK is below "
+				     "1 MiB, or RLIMIT_AS leaves no room"
+				   : "this kernel and driver do not notify about memory "
+				     "registrations");
 		return no_cache;
 	}
 
@@ -284,12 +287,12 @@ int main(int argc, char **argv)
 	CLI::App app("Try the cache of memory registrations, and show its limits");
 
 	app.add_option("-d,--ib-dev", opt.device,
-		       "RDMA device (default: $MR_NOTIFY_DEVICE, or the first one)");
+		       "RDMA device (default: $MR_NOTIFY_DEVICE, or the first device)");
 	auto *const size =
 		app.add_option("-s,--size", opt.size, "Bytes to register (default: 1048576)")
 			->check(CLI::Range(std::size_t{1}, std::size_t{1} << 30));
 	auto *const rounds = app.add_option("-n,--rounds", opt.rounds,
-					    "Registrations of each kind to time (default: 100)")
+					    "Registrations of each kind to measure (default: 100)")
 				     ->check(CLI::Range(1U, 1000000U));
 	auto *const json = app.add_flag("--json", opt.json, "Print JSON instead of lines");
 	app.add_flag("--env", opt.env,

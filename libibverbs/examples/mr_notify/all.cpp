@@ -89,17 +89,17 @@ std::string all_check::look(range page)
 
 	const bool read = ended_well(links_.front().read(all_.get(), peer, page.addr, all_->rkey));
 	if (read != ours.reads(page, seen))
-		return read ? "the device reads what the CPU can't"
-			    : "the device can't read what the CPU can";
+		return read ? "the device can read a page that the CPU can't read"
+			    : "the device can't read a page that the CPU can read";
 	if (read && std::memcmp(peer.addr, seen.data(), page.length) != 0)
-		return "the device reads other bytes";
+		return "the device reads other bytes than the CPU";
 
 	std::memset(peer.addr, ++pattern_, page.length);
 	const bool written =
 		ended_well(links_.front().write(all_.get(), peer, page.addr, all_->rkey));
 	if (written != ours.writes(page.addr, peer.addr[0]))
-		return written ? "the device writes what the CPU can't"
-			       : "the device can't write what the CPU can";
+		return written ? "the device can write a page that the CPU can't write"
+			       : "the device can't write a page that the CPU can write";
 	if (!written)
 		return "";
 	if (!ours.reads(page, seen) || std::memcmp(peer.addr, seen.data(), page.length) != 0)
@@ -110,12 +110,12 @@ std::string all_check::look(range page)
 std::string all_check::try_operation(const operation &what, std::size_t length)
 {
 	if (what.watch)
-		throw unsupported("it is another process's memory");
+		throw unsupported("the memory belongs to another process");
 	/* The CPU would wait in a fault of userfaultfd, too. odp_wait_test.cpp tests such
 	 * faults. */
 	if (what.name.find("userfaultfd") != std::string::npos ||
 	    what.name.find("UFFDIO") != std::string::npos)
-		throw unsupported("a fault would wait for an answer");
+		throw unsupported("a page fault would wait for a userfaultfd handler");
 	memory m = what.map(length);
 	const range r = m.registered();
 	const std::size_t pages = r.length / page_size();
@@ -133,7 +133,7 @@ std::string all_check::try_operation(const operation &what, std::size_t length)
 	/* If the witness's pages changed, the MR's pages must have changed, too, because
 	 * no page is pinned. */
 	if (has_witness && frames(r) == before)
-		return "the kernel left the pages alone, but not those beside them";
+		return "the kernel changed the pages next to the range, but not the range";
 	for (std::size_t i = 0; i < count; i++) {
 		const std::size_t at = count > 1 ? i * (pages - 1) / (count - 1) : 0;
 		std::string wrong = look({r.addr + at * page_size(), page_size()});

@@ -22,8 +22,8 @@ std::string psns(ibv_qp *qp)
 
 	if (ibv_query_qp(qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_RQ_PSN, &init))
 		return "unknown";
-	return "state " + std::to_string(attr.qp_state) + ", sends " + std::to_string(attr.sq_psn) +
-	       ", expects " + std::to_string(attr.rq_psn);
+	return "state " + std::to_string(attr.qp_state) + ", next PSN to send " +
+	       std::to_string(attr.sq_psn) + ", to receive " + std::to_string(attr.rq_psn);
 }
 
 } // namespace

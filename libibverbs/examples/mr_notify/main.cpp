@@ -37,7 +37,7 @@ struct options {
 	std::string only;
 };
 
-const char *const needs_system = "would disturb others; --system does it";
+const char *const needs_system = "disturbs the whole machine: use --system";
 
 bool is_named(const options &opt, const std::string &name)
 {
@@ -85,7 +85,7 @@ struct {
 } const reclaim_rows[] = {
 	{"restored under the same keys", &mr_notify::reclaim_check::try_restore},
 	{"in use: never suspended", &mr_notify::reclaim_check::try_in_use},
-	{"used since the last look: passed over once",
+	{"used since the last scan: suspended one scan later",
 	 &mr_notify::reclaim_check::try_second_chance},
 };
 
@@ -133,7 +133,7 @@ status run(const options &opt)
 	if (table.empty() &&
 	    !(opt.reclaim && std::any_of(std::begin(reclaim_rows), std::end(reclaim_rows),
 					 [&](const auto &row) { return is_named(opt, row.name); })))
-		throw std::runtime_error("no event has \"" + opt.only + "\" in its name");
+		throw std::runtime_error("no operation has \"" + opt.only + "\" in its name");
 	if (opt.list) {
 		for (const operation &what : table)
 			fmt::print("{}\n", what.name);
@@ -180,10 +180,10 @@ status run(const options &opt)
 int main(int argc, char **argv)
 {
 	options opt;
-	CLI::App app("Try whether the kernel tells when a memory registration becomes invalid");
+	CLI::App app("Test whether the kernel reports when a memory registration becomes invalid");
 
 	app.add_option("-d,--ib-dev", opt.device,
-		       "RDMA device (default: $MR_NOTIFY_DEVICE, or the first one)");
+		       "RDMA device (default: $MR_NOTIFY_DEVICE, or the first device)");
 	app.add_option("-s,--size", opt.size, "Bytes to register (default: 1048576)")
 		->check(CLI::Range(std::size_t{1}, std::size_t{1} << 30));
 	const auto all = app.add_flag(
@@ -191,21 +191,22 @@ int main(int argc, char **argv)
 		"Try each operation with one registration of all memory (ibv_register_mr_all)");
 	const auto reclaim = app.add_flag(
 		"--reclaim", opt.reclaim,
-		"Try each operation with a registration whose pages were taken back (needs root; "
-		"shrinks all caches of the system)");
+		"Suspend an idle registration before each operation (needs root; shrinks all "
+		"caches of the system)");
 	reclaim->excludes(all);
 	app.add_flag("--json", opt.json, "Print JSON instead of tables, with all times")
 		->excludes(all)
 		->excludes(reclaim);
 	app.add_flag("--cost", opt.cost,
-		     "Also print how much longer each operation takes where it is watched")
+		     "Also print how much longer each operation takes if the registration is armed")
 		->excludes(all)
 		->excludes(reclaim);
 	app.add_flag(
 		"--system", opt.system,
-		"Also try what disturbs the whole machine (swaps, drops caches, poisons pages)");
-	app.add_flag("--list", opt.list, "Print the names of the operations, and try none");
-	app.add_option("--only", opt.only, "Try the operations with TEXT in their names")
+		"Also try operations that disturb the whole machine (swap, drop caches, poison "
+		"pages)");
+	app.add_flag("--list", opt.list, "Only print the names of the operations");
+	app.add_option("--only", opt.only, "Try only the operations with TEXT in their names")
 		->type_name("TEXT");
 
 	try {

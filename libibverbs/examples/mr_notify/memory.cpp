@@ -165,7 +165,7 @@ memory transparent_huge(std::size_t length)
 		throw unsupported("no transparent huge pages in this kernel");
 	touch(aligned);
 	if (proc_number("/proc/self/smaps_rollup", "AnonHugePages") < before + length / 1024)
-		throw unsupported("no transparent huge page to be had now");
+		throw unsupported("no transparent huge page is available now");
 	m.set_registered(aligned);
 	return m;
 }

@@ -50,7 +50,7 @@ public:
 		reg.mode = mode;
 		if (ioctl(fd_, UFFDIO_API, &api) || ioctl(fd_, UFFDIO_REGISTER, &reg)) {
 			close(fd_);
-			throw unsupported("userfaultfd of another kind");
+			throw unsupported("userfaultfd lacks a feature");
 		}
 	}
 	userfault(const userfault &) = delete;

@@ -46,9 +46,9 @@ struct lender {
 	{
 		shrink();
 		if (w.value() != IBV_MR_NOTIFY_SUSPENDED)
-			return "not suspended, though it is idle";
+			return "not suspended, although it is idle";
 		if (wait_for_pinned(before + page_size()) != before + page_size())
-			return "suspended, and pages are pinned";
+			return "suspended, but its pages are still pinned";
 		return "";
 	}
 
@@ -80,8 +80,7 @@ reclaim_check::reclaim_check(const device &on) : on_(on), bytes_(on)
 
 	if (ibv_query_device_ex(on.context(), nullptr, &attr) ||
 	    !(attr.device_cap_flags_ex & IBV_DEVICE_MR_RECLAIM))
-		throw unsupported(
-			"this kernel and driver do not take idle registrations' pages back");
+		throw unsupported("this kernel and driver can't suspend idle registrations");
 	try {
 		write_system_file("/proc/sys/vm/drop_caches", "2");
 	} catch (const unsupported &reason) { /* the user lacks a right */
@@ -92,7 +91,7 @@ reclaim_check::reclaim_check(const device &on) : on_(on), bytes_(on)
 std::string reclaim_check::try_operation(const operation &what, std::size_t length)
 {
 	if (what.watch)
-		throw unsupported("it is another process's memory");
+		throw unsupported("the memory belongs to another process");
 	memory m = what.map(length);
 	lender one(on_, m);
 	std::string wrong = one.suspend();
@@ -104,7 +103,7 @@ std::string reclaim_check::try_operation(const operation &what, std::size_t leng
 	const bool done_after_all = was_to_be_refused(what, m);
 	const uint64_t after = one.w.value();
 	if (after != IBV_MR_NOTIFY_SUSPENDED && after != IBV_MR_NOTIFY_INVALID)
-		return "neither SUSPENDED nor INVALID";
+		return "the word is neither SUSPENDED nor INVALID";
 	const auto was_left_alone = [&] {
 		return frames(m.witness()) != beside && frames(m.registered()) == mine;
 	};
@@ -113,23 +112,24 @@ std::string reclaim_check::try_operation(const operation &what, std::size_t leng
 		for (int i = 0; i < 10 && was_left_alone(); i++)
 			what.apply(m);
 		if (was_left_alone())
-			return "the pages were left alone, as if they were pinned";
+			return "the kernel did not change the pages, as if they were pinned";
 	}
 
 	check_verb(ibv_settle_mr_notify(one.mr.get()), "ibv_settle_mr_notify");
 	if (one.w.value() == 0)
-		return bytes_.same(one.mr.get(), m) ? "" : "the device reaches other bytes";
+		return bytes_.same(one.mr.get(), m) ? ""
+						    : "the device reaches other bytes than the CPU";
 	if (!one.w.invalid())
-		return "neither valid nor INVALID after settling";
+		return "the word is neither 0 nor INVALID after settling";
 	if (wait_for_pinned(one.before) != one.before)
-		return "INVALID, and pages are pinned";
+		return "INVALID, but its pages are still pinned";
 	if (!m.read_only() && !bytes_.refused(one.mr.get()))
-		return "INVALID, and the device has access";
+		return "INVALID, but the device still has access";
 	if (what.expected == effect::harmless && !done_after_all) {
 		const range r = m.registered();
 		const owned<ibv_mr> fresh(ibv_reg_mr(on_.pd(), r.addr, r.length, rights_to(m)));
 		if (fresh)
-			return "INVALID, though it can be registered";
+			return "INVALID, although the same range can be registered";
 	}
 	return "";
 }
@@ -142,13 +142,13 @@ std::string reclaim_check::try_restore(std::size_t length)
 	if (!wrong.empty())
 		return wrong;
 	if (!bytes_.refused(one.mr.get()))
-		return "suspended, and the device has access";
+		return "suspended, but the device still has access";
 	check_verb(ibv_settle_mr_notify(one.mr.get()), "ibv_settle_mr_notify");
 	if (one.w.value())
-		return "not valid after settling";
+		return "the word is not 0 after settling";
 	if (pinned_bytes() != one.before + length + page_size())
-		return "restored, and not pinned";
-	return bytes_.same(one.mr.get(), m) ? "" : "the device reaches other bytes";
+		return "restored, but its pages are not pinned";
+	return bytes_.same(one.mr.get(), m) ? "" : "the device reaches other bytes than the CPU";
 }
 
 std::string reclaim_check::try_in_use(std::size_t length)
@@ -161,9 +161,9 @@ std::string reclaim_check::try_in_use(std::size_t length)
 		let_pass(apart);
 		shrink();
 		if (one.w.value() != one_user)
-			return "the word was changed";
+			return "the kernel changed the word of a registration in use";
 	}
-	return bytes_.same(one.mr.get(), m) ? "" : "the device reaches other bytes";
+	return bytes_.same(one.mr.get(), m) ? "" : "the device reaches other bytes than the CPU";
 }
 
 std::string reclaim_check::second_chance(std::size_t length, bool &looked_once) const
@@ -185,13 +185,13 @@ std::string reclaim_check::second_chance(std::size_t length, bool &looked_once) 
 		    one.add(one_user + one_use);
 		    one.add(-one_user);
 	    }))
-		return "suspended, though it was used since the last look";
+		return "suspended, although it was used since the last scan";
 	if (!leaves(one_use | IBV_MR_NOTIFY_SUSPENDED, [] {}))
-		return "not suspended, though it was not used since the last look";
+		return "not suspended, although it was not used since the last scan";
 	if (!leaves(one_use, [&] {
 		    check_verb(ibv_settle_mr_notify(one.mr.get()), "ibv_settle_mr_notify");
 	    }))
-		return "suspended, though it has just been restored";
+		return "suspended, although it has just been restored";
 	return "";
 }
 
@@ -205,7 +205,7 @@ std::string reclaim_check::try_second_chance(std::size_t length)
 		if (problem.empty() || looked_once)
 			return problem;
 	}
-	throw unsupported("too slow to look once");
+	throw unsupported("the machine is too slow for a single scan");
 }
 
 } // namespace mr_notify

@@ -100,11 +100,12 @@ public:
 	void finish() override
 	{
 		fmt::print("\n{} operations right, {} not possible here, {} wrong\n"
-			   "device: RDMA moves the bytes that the CPU sees, or is refused\n",
+			   "device: RDMA moves the bytes that the CPU sees (same), or is refused\n",
 			   right_, skipped_, wrong_);
 		if (cost_)
-			fmt::print("cost: the operation beside an armed registration, less the "
-				   "same beside an unarmed one, best of 3\n");
+			fmt::print(
+				"cost: how much longer the operation takes if the registration is "
+				"armed; each time is the best of 3\n");
 	}
 
 private:

@@ -103,7 +103,7 @@ template <class F> void in_child(F &&function)
 	while (waitpid(child, &status, 0) < 0 && errno == EINTR)
 		;
 	if (WIFEXITED(status) && WEXITSTATUS(status) == not_here)
-		throw unsupported("the child has no right to");
+		throw unsupported("the child has no right to do this");
 	if (status != 0)
 		throw std::runtime_error("the child failed");
 }

@@ -55,7 +55,7 @@ std::vector<step> run_scenario(const device &on, std::size_t length)
 	const std::size_t before = pinned_bytes();
 	auto mr = on.register_memory(a);
 	check_verb(ibv_reg_mr_notify(mr.get(), w.address()), "ibv_reg_mr_notify");
-	note("register buffer A, arm", w.value() == 0, "word " + std::to_string(w.value()));
+	note("register and arm buffer A", w.value() == 0, "word " + std::to_string(w.value()));
 
 	/* Writes by RDMA on a new connection, because an error ends a connection. Then compares the
 	 * bytes. */
@@ -73,13 +73,13 @@ std::vector<step> run_scenario(const device &on, std::size_t length)
 	const auto success = [](const loopback &, ibv_wc_status s) { return s == IBV_WC_SUCCESS; };
 
 	fill(a, 0x11);
-	write("RDMA write from A, bytes arrive", a, b, std::byte{0x11}, success);
+	write("RDMA write from A: the bytes arrive", a, b, std::byte{0x11}, success);
 	fill(b, 0x22);
-	write("a peer's RDMA write into A, bytes arrive", b, a, std::byte{0x22}, success);
+	write("RDMA write of a peer into A: the bytes arrive", b, a, std::byte{0x22}, success);
 
 	if (munmap(a.addr, a.length))
 		fail("munmap");
-	note("A is unmapped: the word says INVALID", w.value() == IBV_MR_NOTIFY_INVALID,
+	note("unmap A: the word says INVALID", w.value() == IBV_MR_NOTIFY_INVALID,
 	     "word " + std::to_string(w.value()));
 
 	/* Map the range again immediately, as malloc() may do. */
@@ -87,15 +87,16 @@ std::vector<step> run_scenario(const device &on, std::size_t length)
 	fill(a, 0x33);
 	const std::size_t expected = on.can_revoke() ? before : before + a.length;
 	const std::size_t pinned = wait_for_pinned(expected);
-	note(on.can_revoke() ? "its pages are given back" : "its pages stay pinned (no revoke)",
+	note(on.can_revoke() ? "the pages of A are unpinned"
+			     : "the pages of A stay pinned (no revoke)",
 	     pinned == expected, std::to_string(pinned / page_size()) + " pages pinned");
 
 	if (on.can_revoke()) {
 		fill(b, 0x44);
-		write("a peer's write to the old key is refused, changes nothing", b, a,
+		write("RDMA write of a peer with the old rkey: refused, changes nothing", b, a,
 		      std::byte{0x33},
 		      [](const loopback &link, ibv_wc_status s) { return link.refused(s); });
-		write("sending with the old key is a local protection error", a, b, std::byte{0x44},
+		write("RDMA write with the old lkey: local protection error", a, b, std::byte{0x44},
 		      [](const loopback &, ibv_wc_status s) { return s == IBV_WC_LOC_PROT_ERR; });
 	}
 
@@ -103,9 +104,10 @@ std::vector<step> run_scenario(const device &on, std::size_t length)
 	word again;
 	mr = on.register_memory(a);
 	check_verb(ibv_reg_mr_notify(mr.get(), again.address()), "ibv_reg_mr_notify");
-	note("register A again, arm", again.value() == 0, "word " + std::to_string(again.value()));
+	note("register and arm A again", again.value() == 0,
+	     "word " + std::to_string(again.value()));
 	fill(a, 0x55);
-	write("RDMA write from A, the new bytes arrive", a, b, std::byte{0x55}, success);
+	write("RDMA write from A: the new bytes arrive", a, b, std::byte{0x55}, success);
 	return steps;
 }
 

@@ -55,7 +55,7 @@ observation try_armed(const device &on, byte_check *bytes, const operation &what
 	seen.pages = m.registered().length / page_size();
 	check_verb(ibv_reg_mr_notify(mr.get(), w.address()), "ibv_reg_mr_notify");
 	if (w.value())
-		throw std::runtime_error("the word says so before anything happened");
+		throw std::runtime_error("the word is not 0 before the operation");
 
 	seen.armed = timed(what, m);
 	seen.word_after = w.value();
@@ -130,11 +130,12 @@ std::string verdict(const device &on, const operation &what, const observation &
 			return "INVALID, though nothing has changed";
 		if (seen.pages_pinned != seen.pages)
 			return "pages are not pinned any more";
-		return seen.reached.value_or(true) ? "" : "the device reaches other bytes";
+		return seen.reached.value_or(true) ? ""
+						   : "the device reaches other bytes than the CPU";
 	}
 
 	if (seen.word_after == 0)
-		return "not told before the system call returned";
+		return "the word was still 0 when the system call returned";
 	if (seen.word_settled != IBV_MR_NOTIFY_INVALID)
 		return "not INVALID after settling";
 	if (!seen.refused.value_or(true))
@@ -144,7 +145,8 @@ std::string verdict(const device &on, const operation &what, const observation &
 	/* A process that has ended has no pages. */
 	if (what.watch)
 		return "";
-	return seen.pages_pinned == seen.pages ? "" : "pages unpinned under the device";
+	return seen.pages_pinned == seen.pages ? ""
+					       : "pages were unpinned, but the device has access";
 }
 
 } // namespace mr_notify

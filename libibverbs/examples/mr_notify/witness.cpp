@@ -24,7 +24,7 @@ std::vector<uint64_t> frames(range r)
 		throw unsupported("/proc/self/pagemap can't be read");
 	for (uint64_t &page : pages) {
 		if ((page & (present | number)) == present)
-			throw unsupported("no page numbers without CAP_SYS_ADMIN");
+			throw unsupported("page numbers need CAP_SYS_ADMIN");
 		page = page & present ? page & number : 0;
 	}
 	return pages;
@@ -37,7 +37,8 @@ std::function<void(memory &)> witnessed(std::function<void(memory &)> apply)
 
 		apply(m);
 		if (frames(m.witness()) == before)
-			throw unsupported("the kernel left the memory beside it alone, too");
+			throw unsupported(
+				"the kernel did not change the neighbouring memory either");
 	};
 }
 
