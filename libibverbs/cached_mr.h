@@ -19,10 +19,10 @@
 #include "mr_notify_cmd.h"
 
 /*
- * If the cache returned an MR, its verbs_mr.mr_type has the bits below and the fork generation of
- * its entry, and its verbs_mr.access has the index of the entry. Providers read these fields only
- * to tell a plain registration from other kinds. struct verbs_mr can't grow, because all providers
- * embed it.
+ * Two fields of an MR from the cache have other meanings. verbs_mr.mr_type has the bits below and
+ * the fork generation of the entry. verbs_mr.access has the index of the entry. Providers read
+ * these fields only to recognize plain registrations. struct verbs_mr can't grow, because all
+ * providers embed it.
  */
 #define CACHED_MR		(1U << 31)
 #define CACHED_MR_VIEW		(1U << 30)	/* a view (mr_view.h), not the provider's MR */
@@ -30,7 +30,7 @@
 #define CACHED_MR_GENERATION	(CACHED_MR_TOLD - 1)
 
 /*
- * Set in verbs_mr.access of a plain MR that was cached, if the cache rounded its range to pages.
+ * A plain MR has this bit in verbs_mr.access if it was cached with a range rounded to pages.
  */
 #define CACHED_MR_ROUNDED (1U << 31)
 
@@ -39,7 +39,7 @@ struct mr_cache_context {
 	uint32_t state;	  /* enum context_state, or 0 before the first request */
 	uint32_t forks;	  /* mr_cache_forks() when the context was opened */
 	uint64_t idle_ms; /* the kernel suspends MRs that are idle for this time; 0: never */
-	struct ibv_mr_cache_limits limits; /* until the program sets other limits */
+	struct ibv_mr_cache_limits limits; /* the first limits, which the program may change */
 	uint64_t max_merge; /* the largest merged registration, in bytes */
 };
 
@@ -60,8 +60,8 @@ static inline bool mr_cache_owns(struct ibv_mr *mr)
 }
 
 /*
- * This is upstream's ibv_reg_mr_iova2() in verbs.c, renamed. The cache's own ibv_reg_mr_iova2()
- * calls it for requests that the cache does not serve. Providers never get IBV_ACCESS_CACHED.
+ * verbs.c has upstream's ibv_reg_mr_iova2() under this name. The cache's own ibv_reg_mr_iova2()
+ * calls this for requests that the cache does not serve. Providers never get IBV_ACCESS_CACHED.
  */
 struct ibv_mr *plain_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length,
 				  uint64_t iova, unsigned int access);
@@ -82,17 +82,17 @@ bool mr_cache_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd,
 /*
  * Call this after a command has failed with errno. If idle registrations may hold a resource that
  * the command lacks, deregisters them and repeats the command. Returns true if the command
- * succeeded. Otherwise errno is the error of its last attempt.
+ * succeeded. Otherwise sets errno to the error of the last attempt.
  */
 bool mr_cache_retry_cmd(struct ibv_context *context,
 			struct ibv_command_buffer *cmd);
-/* Returns how many forks led to this process, for ibv_open_device(). */
+/* ibv_open_device() calls this. Returns how many forks led to this process. */
 uint32_t mr_cache_forks(void);
-/* ibv_import_pd() calls this, because it may make a second struct ibv_pd for a PD. */
+/* ibv_import_pd() calls this, because an import may make a second struct ibv_pd for a PD. */
 void mr_cache_note_import(void);
 /* ibv_unimport_mr() calls this. If the MR is cached, releases its reference and returns true. */
 bool mr_cache_unimport_mr(struct ibv_mr *mr);
-/* Call these before the PD or the context is freed. */
+/* Call these functions before the PD or the context is freed. */
 void mr_cache_flush_pd(struct ibv_pd *pd);
 void mr_cache_flush_context(struct ibv_context *context);
 

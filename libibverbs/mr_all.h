@@ -4,7 +4,7 @@
  * on-demand paging of the device. The registration never becomes stale, and pins
  * pages only during transfers.
  *
- * Included by <infiniband/verbs.h>.
+ * <infiniband/verbs.h> includes this file.
  */
 #ifndef INFINIBAND_MR_ALL_H
 #define INFINIBAND_MR_ALL_H
@@ -30,12 +30,12 @@ struct ibv_pd;
  *
  * With a remote right, each peer that has the key can access all memory of this process.
  *
- * Returns the MR, for ibv_dereg_mr(), or NULL and errno:
- *   EOPNOTSUPP  the kernel or the device has no on-demand paging of all memory,
- *               or not with these rights
+ * Returns the MR, which ibv_dereg_mr() frees. On failure returns NULL and sets errno:
+ *   EOPNOTSUPP  the kernel or the device has no on-demand paging of all memory
+ *               with these rights
  *   EINVAL      unknown rights, or rights that exclude each other
  *   ENOMEM      out of memory
- *   EAGAIN      on soft-RoCE: a limit allows no further thread of this process
+ *   EAGAIN      soft-RoCE needs a thread of this process, but a limit allows no other
  * Other values are errors of ibv_query_device_ex(). Thread safe.
  */
 struct ibv_mr *ibv_register_mr_all(struct ibv_pd *pd, int access);

@@ -3,15 +3,15 @@
  * This file has ibv_reg_mr() and ibv_dereg_mr() for cached registrations. The core of the cache, in
  * mr_cache/, does not call verbs. The other files are:
  *
- *	mr_cache_settings.c	the settings: which registrations are cached, the limits
- *	mr_cache_context.c	the end of a context and of the process
+ *	mr_cache_settings.c	decides which registrations are cached, and sets the limits
+ *	mr_cache_context.c	ends the cache of a context or of the process
  *	mr_cache_registrar.c	registers and deregisters the MR of an entry
- *	mr_cache_plain.c	MRs that leave the cache
+ *	mr_cache_plain.c	turns cached MRs into plain MRs
  *	mr_cache_room.c		deregisters idle registrations and repeats a failed command
- *	mr_cache_verbs.c	the verbs of the cache itself
+ *	mr_cache_verbs.c	has the verbs of the cache itself
  *
  * Users that request the registered range share the provider's MR. A hit does not write to this MR.
- * A user that requests another range gets a view: a struct verbs_mr with the same handle and keys.
+ * A user that requests another range gets a view, a struct verbs_mr with the same handle and keys.
  */
 #include <config.h>
 
@@ -116,8 +116,8 @@ reg(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
 	return mr_cache_find(pd, iova, length, rights);
 }
 
-/* Serves requests that can't be cached. Serves all requests before the policy is known, and with
- * ThreadSanitizer. */
+/* Serves requests that can't be cached. Before the policy is known, and with ThreadSanitizer, also
+ * serves all other requests. */
 static __attribute__((noinline)) struct ibv_mr *
 reg_slowpath(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
 	     unsigned int access)
@@ -147,7 +147,7 @@ static int forget_error(int error)
 	return error == EBUSY ? EAGAIN : error;
 }
 
-/* First marks the view as freed, to detect a second deregistration. An error removes the mark. */
+/* First marks the view as freed, to detect a second deregistration. A failure removes the mark. */
 static __attribute__((noinline)) int release_view(struct verbs_mr *view)
 {
 	uint32_t *const marks = (uint32_t *)&view->mr_type;

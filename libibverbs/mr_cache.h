@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * With the cache ibv_reg_mr() finds an existing registration, and ibv_dereg_mr() keeps the
+ * With the cache, ibv_reg_mr() finds an existing registration, and ibv_dereg_mr() keeps the
  * registration. When the memory of a registration is gone, the kernel reports this (mr_notify.h),
- * and no call finds the registration. RDMAV_MR_CACHE turns the cache on without IBV_ACCESS_CACHED.
- * A device without IBV_DEVICE_MR_NOTIFY has no cache. All functions are thread safe. See
- * ibv_mr_cache(7), and the page of each function.
+ * and no later call finds the registration. RDMAV_MR_CACHE turns the cache on without
+ * IBV_ACCESS_CACHED. A device without IBV_DEVICE_MR_NOTIFY has no cache. All functions are thread
+ * safe. See ibv_mr_cache(7), and the page of each function.
  */
 #ifndef INFINIBAND_MR_CACHE_H
 #define INFINIBAND_MR_CACHE_H
@@ -21,13 +21,13 @@ struct ibv_mr;
 struct ibv_pd;
 
 /*
- * A flag of ibv_reg_mr() and its iova variants. Older libraries ignore it. Several MRs may have the
- * same handle and keys. If they have remote rights, they have the same range and rights. After
- * ibv_dereg_mr() keys work until the registration is evicted, suspended or forgotten.
+ * Older libraries ignore this flag of ibv_reg_mr() and its iova variants. Several MRs may have the
+ * same handle and keys. If such MRs have remote rights, they have the same range and rights. After
+ * ibv_dereg_mr(), keys work until the registration is evicted, suspended or forgotten.
  */
 #define IBV_ACCESS_CACHED (1 << 29)
 
-/* The limits also count registrations in use. Both structs may get more fields at their ends. */
+/* The limits also count registrations in use. This struct and the next may grow at their ends. */
 struct ibv_mr_cache_limits {
 	uint64_t max_bytes;
 	uint64_t max_entries;
@@ -45,7 +45,7 @@ struct ibv_mr_cache_stats {
 	uint64_t restorations;	/* hits that pinned the pages of a suspended registration again */
 };
 
-/* The inline functions below call these. `size` is the size of the struct in the program. */
+/* The inline functions below call these two. `size` is the size of the struct in the program. */
 int _ibv_reg_mr_limits(struct ibv_context *context,
 		       const struct ibv_mr_cache_limits *new_limits,
 		       struct ibv_mr_cache_limits *old_limits, size_t size);
@@ -63,8 +63,8 @@ int ibv_is_reg(struct ibv_pd *pd, const void *addr, size_t length,
  * ibv_forget_mr - Deregister an MR for good, cached or not
  *
  * Returns 0 when the keys of mr give no access any more. Returns EBUSY if other MRs have the same
- * registration. Then no call finds this registration again, and it ends with the last MR. After any
- * other errno value mr is still valid.
+ * registration. Then no later call finds this registration, which ends with its last MR. After any
+ * other errno value, mr is still valid.
  */
 int ibv_forget_mr(struct ibv_mr *mr);
 
@@ -74,8 +74,8 @@ int ibv_forget_mr(struct ibv_mr *mr);
  * Either pointer may be NULL. Idle registrations beyond the new limits end before the call returns.
  * Registrations in use beyond the limits serve no further request, and end with the last user.
  *
- * Returns 0, or an errno value and changes nothing: EOPNOTSUPP when the context has no cache, ENOMEM
- * when 1,024 other contexts have a cache, EINVAL for a limit that this library does not know.
+ * Returns 0. On failure changes nothing and returns EOPNOTSUPP if the context has no cache, ENOMEM
+ * if 1,024 other contexts have a cache, or EINVAL for a limit that this library does not know.
  */
 static inline int ibv_reg_mr_limits(struct ibv_context *context,
 				    struct ibv_mr_cache_limits *new_limits,
@@ -89,15 +89,15 @@ static inline int ibv_reg_mr_limits(struct ibv_context *context,
  * ibv_reg_mr_clean - Evict idle registrations until at most keep_bytes bytes of them stay
  *
  * The least recently used registrations go first. Their pages are unpinned when the call returns.
- * Returns 0, or an errno value: EOPNOTSUPP if there is no cache, or the error of a deregistration.
+ * Returns 0, EOPNOTSUPP if there is no cache, or the errno value of a failed deregistration.
  */
 int ibv_reg_mr_clean(struct ibv_context *context, size_t keep_bytes);
 
 /**
  * ibv_query_mr_cache - Get the contents and the history of a context's cache
  *
- * Each number is exact while no other thread registers. If stats is NULL the error is EINVAL.
- * Returns 0, or an errno value and stores nothing: EOPNOTSUPP when the context has no cache.
+ * Each number is exact while no other thread registers. Returns 0. On failure stores nothing and
+ * returns EINVAL if stats is NULL, or EOPNOTSUPP if the context has no cache.
  */
 static inline int ibv_query_mr_cache(struct ibv_context *context,
 				     struct ibv_mr_cache_stats *stats)

@@ -87,10 +87,9 @@ __attribute__((constructor)) static void notice_forks(void)
 	pthread_atfork(NULL, NULL, note_child);
 }
 
-/*
- * In a child, ends idle registrations of the parent's context. They would keep the PD until the
- * parent ends. The kernel ends all others. A signal handler may call exit(), so don't wait.
- */
+/* In a child, ends idle registrations of the parent's context. These registrations would keep
+ * the PD until the parent ends. The kernel ends all other registrations. This function does not
+ * wait, because a signal handler may call exit(). */
 __attribute__((destructor)) static void leave(void)
 {
 	if (!mr_cache_is_on())

@@ -63,7 +63,7 @@ static bool would_open_pages(struct ibv_mr *mr, int flags, int access)
 	       access & (REMOTE_ACCESS | IBV_ACCESS_MW_BIND);
 }
 
-/* A preloaded library may replace ibv_rereg_mr() and call this, so don't call ibv_rereg_mr(). */
+/* A preloaded library may wrap ibv_rereg_mr(), so a call by that name would enter the wrapper. */
 #if (defined(HAVE_FULL_SYMBOL_VERSIONS) ||                                     \
      defined(HAVE_LIMITED_SYMBOL_VERSIONS)) &&                                 \
 	!defined(_STATIC_LIBRARY_BUILD_)

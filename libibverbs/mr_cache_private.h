@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
-/* Declarations for the files of the registration cache outside its core (listed in mr_cache.c). */
+/* Declarations for the files of the cache outside of its core. mr_cache.c lists the files. */
 #ifndef IB_VERBS_MR_CACHE_PRIVATE_H
 #define IB_VERBS_MR_CACHE_PRIVATE_H
 
@@ -10,11 +10,11 @@
 #include "ibverbs.h"
 #include "mr_cache/mr_cache_core.h"
 
-/* mr_cache_settings.c: which registrations are cached, and for whom (RDMAV_MR_CACHE). */
+/* mr_cache_settings.c reads from RDMAV_MR_CACHE which registrations are cached. */
 enum policy {
 	POLICY_NONE,	/* the value 0 caches nothing */
 	POLICY_LOCAL,	/* 1 also caches all registrations without remote rights */
-	POLICY_REMOTE,	/* "remote" caches all, for peers that trust one another */
+	POLICY_REMOTE,	/* "remote" caches all, if peers trust one another */
 	POLICY_FLAG,	/* an unset variable caches only with IBV_ACCESS_CACHED */
 	POLICY_NOT_ASKED,
 };
@@ -25,10 +25,10 @@ enum policy {
 #define CACHED_ACCESS                                                          \
 	(IBV_ACCESS_LOCAL_WRITE | REMOTE_ACCESS | IBV_ACCESS_RELAXED_ORDERING)
 
-/* These flags are added to the access of each request. NOT_ASKED selects the slow path. */
+/* The library adds these flags to the access of each request. NOT_ASKED selects the slow path. */
 #define NOT_ASKED (1U << 31)
 extern unsigned int mr_cache_default __attribute__((visibility("hidden")));
-/* A key with any of these rights must not exceed the request. If peers are trusted, this is 0. */
+/* Keys with these rights must not exceed the request. If peers are trusted, the mask is 0. */
 extern unsigned int mr_cache_exact_rights __attribute__((visibility("hidden")));
 
 enum policy mr_cache_policy(void) __attribute__((visibility("hidden")));
@@ -73,8 +73,8 @@ bool mr_cache_may_pin(uint64_t bytes);
 extern bool mr_cache_reports __attribute__((visibility("hidden")));
 
 /*
- * ThreadSanitizer does not see the cache's atomics, which order a read of an MR before the
- * provider's free(). So the cache reports this order. For this purpose each MR gets a mark, and
+ * The cache's atomics order each read of an MR before the provider's free(). ThreadSanitizer does
+ * not see these atomics, so the cache reports the order. For this purpose each MR gets a mark, and
  * registrations use the slow path.
  */
 void __tsan_acquire(void *of) __attribute__((weak));
@@ -89,7 +89,7 @@ static inline bool has_thread_sanitizer(void)
 #define CACHED_MR_FREED CACHED_MR
 #define CACHED_MR_TAKEN CACHED_MR
 
-/* The marks (cached_mr.h) of an MR with a reference of this generation. */
+/* Returns the marks (cached_mr.h) of an MR with a reference of this generation. */
 static inline uint32_t type_of(uint32_t generation)
 {
 	return CACHED_MR | (has_thread_sanitizer() ? CACHED_MR_TOLD : 0) |

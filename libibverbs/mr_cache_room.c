@@ -40,8 +40,8 @@ static uint32_t command_of(const struct ibv_command_buffer *cmd)
 }
 
 /*
- * A command may lack memory (ENOMEM), an object of the control group (EAGAIN) or a key (ENOSPC).
- * For other commands EAGAIN and ENOSPC have other reasons, such as a locked file.
+ * A command may lack memory (ENOMEM), an object of the control group (EAGAIN) or a key (ENOSPC). If
+ * a command needs no object or key, EAGAIN and ENOSPC have other reasons, such as a locked file.
  */
 enum { MEMORY = 1, OBJECT = 2, KEY = 4 };
 
@@ -97,7 +97,7 @@ static bool is_hopeless(const struct ibv_command_buffer *cmd)
 	return !mr_cache_may_pin(reg->length);
 }
 
-/* An imported PD may have two handles. Idle registrations of one handle keep the PD busy. */
+/* After an import a PD may have two structs. Idle registrations of either one keep the PD busy. */
 static bool has_imports;
 
 void mr_cache_note_import(void)
@@ -130,7 +130,7 @@ static bool is_of_device(void *context, const struct ibv_mr_cache_stats *unused,
 
 #define RETRIES 32
 
-/* Repeats the command while registrations end, at least once. Other threads may take the room. */
+/* Repeats the command at least once, and as long as registrations end. Others may take the room. */
 bool mr_cache_retry_cmd(struct ibv_context *context,
 			struct ibv_command_buffer *cmd)
 {

@@ -226,7 +226,7 @@ static uint32_t set_limits(struct mr_cache_context *to,
 	if (max_mr > 0)
 		entries = max_mr < 16 ? 1 : least(entries, max_mr / 16);
 	store(&to->limits.max_entries, setting(MAX_ENTRIES, entries));
-	/* Merged registrations are larger than the program's, so they must respect the device's limit. */
+	/* A merged registration is larger than a request, so the device's limit applies to it. */
 	store(&to->max_merge, least(attr->orig_attr.max_mr_size ?: LARGEST_MERGE,
 				    LARGEST_MERGE));
 	store(&to->idle_ms,

@@ -87,7 +87,7 @@ int _ibv_query_mr_cache(struct ibv_context *context,
 	return ret;
 }
 
-/* These functions have the structs of version 1.5, for programs that look them up by name. */
+/* Programs that look up these names at run time get the structs of version 1.5. */
 LATEST_SYMVER_FUNC(ibv_query_mr_cache, 1_5, "MRNOTIFY_1.5",
 		   int,
 		   struct ibv_context *context,

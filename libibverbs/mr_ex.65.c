@@ -30,7 +30,7 @@ static bool is_for_cache(const struct ibv_mr_init_attr *attr)
 	       (attr->access & IBV_ACCESS_CACHED || mr_cache_is_unasked());
 }
 
-/* The word is an attribute of the usual command, which can't register dmabufs or DMA handles. */
+/* The word is an attribute of the command REG_MR, which can't register dmabufs or DMA handles. */
 static struct ibv_mr *reg_notified(struct ibv_pd *pd, struct ibv_mr_init_attr *attr,
 				   const struct ibv_mr_notify_attr *notify)
 {

@@ -8,8 +8,8 @@
 #include <infiniband/verbs.h>
 
 /*
- * attr is the copy of *asked that goes to the provider, with the range of a struct ibv_buf filled
- * in. Returns true if *mr is the result of the verb.
+ * attr is the copy of *asked for the provider. For a struct ibv_buf, attr already has the range.
+ * Returns true if *mr is the result of the verb.
  */
 bool mr_ex_reg(struct ibv_pd *pd, const struct ibv_mr_init_attr *asked,
 	       struct ibv_mr_init_attr *attr, struct ibv_mr **mr);

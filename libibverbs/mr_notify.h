@@ -4,9 +4,9 @@
  * memory away, the kernel sets a bit in a word of the application before the call
  * returns. This needs no signal, thread or event queue.
  *
- * Included by <infiniband/verbs.h>. A program that keeps registrations after a transfer
- * (a registration cache) checks the word before it uses a registration again. A program
- * that deregisters before it frees memory needs no notification.
+ * <infiniband/verbs.h> includes this file. A program that keeps registrations after a
+ * transfer (a registration cache) checks the word before it uses a registration again. A
+ * program that deregisters before it frees memory needs no notification.
  */
 #ifndef INFINIBAND_MR_NOTIFY_H
 #define INFINIBAND_MR_NOTIFY_H
@@ -37,8 +37,8 @@ struct ibv_pd;
  * Bits 0-7 of the word belong to the kernel, which atomically sets only INVALID, SUSPECT
  * and SUSPENDED. The kernel clears SUSPECT when it has found the registration intact, and
  * SUSPENDED when the registration has pages again. Bits 0-7 must be 0 when the word is
- * registered. The kernel does not check these bits, and settling does not clear bits that
- * were set before. Before a word goes to another MR, call ibv_unreg_mr_notify() or
+ * registered. The kernel does not check this, and settling does not clear bits that were
+ * set at that time. Before a word goes to another MR, call ibv_unreg_mr_notify() or
  * ibv_dereg_mr(), and then clear these bits. Bits 8-63 belong to the application, which
  * must change the word with atomic operations only. The kernel never changes these bits.
  */
@@ -64,16 +64,16 @@ enum ibv_mr_notify_bits {
 };
 
 /*
- * A bit of device_cap_flags_ex, in addition to IBV_DEVICE_MR_NOTIFY. If the bit is set,
- * the device loses its access to the pages after INVALID, and the kernel unpins the
+ * This bit of device_cap_flags_ex comes in addition to IBV_DEVICE_MR_NOTIFY. If the bit is
+ * set, the device loses its access to the pages after INVALID, and the kernel unpins the
  * pages. Without this bit the pages stay pinned until ibv_dereg_mr().
  */
 #define IBV_DEVICE_MR_REVOKE (1ULL << 60)
 
 /*
- * A bit of device_cap_flags_ex. If the bit is set, the kernel suspends idle
- * registrations, and restores them under the same keys. If a device has only
- * IBV_DEVICE_MR_REVOKE, idle registrations become INVALID instead.
+ * If this bit of device_cap_flags_ex is set, the kernel suspends idle registrations, and
+ * restores them under the same keys. If a device has only IBV_DEVICE_MR_REVOKE, idle
+ * registrations become INVALID instead.
  */
 #define IBV_DEVICE_MR_RECLAIM (1ULL << 61)
 
@@ -88,9 +88,9 @@ enum ibv_mr_notify_bits {
  * is lost. If an event before or during this call invalidates the registration, the call
  * succeeds and the word says INVALID.
  *
- * Returns 0, or an errno value and changes nothing:
- *   EOPNOTSUPP  the kernel, the driver or this kind of MR (on-demand paging,
- *               dmabuf, device memory, null, imported, cached) has no support
+ * Returns 0. On failure changes nothing and returns an errno value:
+ *   EOPNOTSUPP  the kernel, the driver or this kind of MR (on-demand paging, dmabuf,
+ *               device memory, null, imported, cached) does not support notification
  *   EINVAL      word is NULL or not aligned, or another process registered mr
  *   EBUSY       mr has a word already, another MR has this word, mr has other
  *               users (RDMAV_MR_CACHE), or another thread re-registers mr
@@ -108,21 +108,21 @@ int ibv_reg_mr_notify(struct ibv_mr *mr, uint64_t *word);
  * @word: As for ibv_reg_mr_notify(); also counts the users of mr
  * @in_use: The bits of the word that count users: not 0, and bits 8-63 only
  *
- * While *word & in_use is 0 the registration is idle. Then the kernel may unpin its pages
+ * While *word & in_use is 0, the registration is idle. Then the kernel may unpin its pages
  * when memory is short, before a fork copies the pages, or when a memory block goes
  * offline. If memory is short, the kernel starts with the least recently used
- * registrations. If bits 8-63 of a word have changed since the last scan, the kernel
- * skips the registration once. The kernel sets SUSPENDED by a compare-and-swap. So if a
- * thread takes a reference by an atomic addition, and sees that the kernel's bits were 0,
- * the registration is not suspended until the reference is dropped. Keys and handle stay
- * the same. A program that has sent a key to a peer must keep a bit of in_use set.
+ * registrations. If bits 8-63 of a word have changed since the last scan, the kernel skips
+ * the registration once. The kernel sets SUSPENDED by a compare-and-swap. So if a thread
+ * takes a reference by an atomic addition, and sees that the kernel's bits were 0, the
+ * registration is not suspended until the reference is dropped. Keys and handle stay the
+ * same. A program that has sent a key to a peer must keep a bit of in_use set.
  *
  * The kernel sets INVALID as for ibv_reg_mr_notify(). But while the word is in use, the
- * device keeps the pages that were registered, and the rest of the range stays usable.
- * The thread that drops the last reference sees INVALID in the same instruction, and
- * deregisters.
+ * device keeps the pages that were registered, and the unchanged part of the range stays
+ * usable. The atomic instruction that drops the last reference returns INVALID, and its
+ * thread deregisters.
  *
- * Returns 0, or an errno value and changes nothing: as ibv_reg_mr_notify(), and
+ * Returns 0. On failure changes nothing and returns an error of ibv_reg_mr_notify(), or:
  *   EINVAL      in_use is 0 or has bits of the kernel
  *   EOPNOTSUPP  the device can't be revoked (IBV_DEVICE_MR_REVOKE)
  *
@@ -138,7 +138,7 @@ int ibv_reg_mr_notify_reclaim(struct ibv_mr *mr, uint64_t *word, uint64_t in_use
  * keeps its last value, and may be registered again. If the registration is suspended,
  * the call first restores it like ibv_settle_mr_notify().
  *
- * Returns 0, or an errno value and changes nothing:
+ * Returns 0. On failure changes nothing and returns an errno value:
  *   EINVAL      mr has no word, or another process (for example the parent) registered mr
  *   ENOMEM      if mr is SUSPENDED: as for ibv_settle_mr_notify()
  *   EAGAIN      if mr is SUSPENDED: as for ibv_settle_mr_notify()
@@ -154,17 +154,17 @@ int ibv_unreg_mr_notify(struct ibv_mr *mr);
  * ibv_settle_mr_notify - Make a suspect or suspended registration usable, if possible
  * @mr: A registration with a word
  *
- * When the call has returned 0, the kernel's bits of the word are INVALID or 0. This
- * answer covers all events before the call. An event during the call may make the word
- * SUSPECT again, and shared huge pages may leave it SUSPECT (ibv_settle_mr_notify(3)).
- * The call costs one system call, even if the word is not SUSPECT.
+ * When the call has returned 0, the kernel's bits of the word are INVALID or 0. This answer
+ * covers all events before the call. An event during the call may make the word SUSPECT
+ * again, and shared huge pages may leave the word SUSPECT (ibv_settle_mr_notify(3)). The
+ * call costs one system call, even if the word is not SUSPECT.
  *
  * A SUSPENDED registration gets the pages that its range maps now, under the same keys.
  * If these pages can't be pinned with its rights, the registration becomes INVALID. If
  * the caller has no reference (in_use), the kernel may suspend the registration again
  * before the call returns.
  *
- * Returns 0, or an errno value and leaves the word SUSPECT or SUSPENDED:
+ * Returns 0. On failure leaves the word SUSPECT or SUSPENDED, and returns an errno value:
  *   EINVAL      mr has no word, or another process registered mr
  *   EAGAIN      a file of this memory was locked for a second, the memory changed for a second
  *               without a pause, or the memory can't be pinned at the moment
@@ -189,28 +189,28 @@ enum ibv_mr_notify_attr_mask {
  * The word of a registration and its options. The library reads the struct only during
  * the call.
  *
- * The fields changes and event_fd report that some word has become INVALID. A cache loads
- * the counter, and checks its words only when the counter has changed. A server sleeps in
- * poll() on the eventfd. Each word counts once when it becomes INVALID, for any reason.
- * If a word is INVALID when the call returns, the word counts, too. Before the system
- * call that takes the memory away returns, the kernel sets INVALID and then adds 1 to
- * changes. The kernel adds 1 to the eventfd soon after it has set INVALID.
+ * A counter (*changes) and an eventfd (event_fd) report that a word has become INVALID. A cache
+ * loads the counter, and checks its words only when the counter has changed. A server sleeps in
+ * poll() on the eventfd. Each word counts once when it becomes INVALID, for any reason. If a word
+ * is already INVALID when the registering call returns, the word counts, too. When a system call
+ * takes the memory away, the kernel first sets INVALID, then adds 1 to the counter, and only then
+ * returns. The kernel adds 1 to the eventfd soon after it has set INVALID.
  */
 struct ibv_mr_notify_attr {
 	uint64_t  comp_mask;	/* enum ibv_mr_notify_attr_mask: which fields below are valid */
 	uint64_t *word;		/* as for ibv_reg_mr_notify(); always valid */
 	uint64_t  in_use;	/* as for ibv_reg_mr_notify_reclaim() */
 	/*
-	 * A counter: 8-byte aligned memory as for a word, but not a word. Several MRs,
-	 * even of several processes, may share a counter. The counter must stay mapped
-	 * while an armed MR uses it.
+	 * The address of the counter, which has the alignment of a word (8 bytes), but is
+	 * not a word. Several MRs, even of several processes, may share a counter. The
+	 * counter must stay mapped while an armed MR uses it.
 	 */
 	uint64_t *changes;
-	int	  event_fd;	/* an eventfd(2); may be closed after the call */
+	int	  event_fd;	/* an eventfd(2), which the caller may close after the call */
 	/*
-	 * The idle time in ms, which needs in_use. The kernel suspends the registration one to
-	 * two idle times after its last use. If the field is 0 or not valid, there is no idle
-	 * time. Values below 20 and above 1,000,000 are rounded to these limits.
+	 * The idle time in ms. A value above 0 needs in_use. The kernel suspends the registration
+	 * between idle_ms and 2 * idle_ms after its last use. If the field is 0 or not valid, there
+	 * is no idle time. Values below 20 and above 1,000,000 are rounded to these limits.
 	 */
 	uint32_t  idle_ms;
 };
@@ -224,7 +224,7 @@ struct ibv_mr_notify_attr {
  * @access: As for ibv_reg_mr_iova(); the registration is never cached
  * @attr: The word and its options
  *
- * Does the same as ibv_reg_mr_iova() and ibv_reg_mr_notify_ex(), but the kernel visits
+ * Does the same as ibv_reg_mr_iova() and then ibv_reg_mr_notify_ex(), but the kernel visits
  * each page only once. After ibv_dereg_mr() another MR may have the word.
  *
  * Returns the MR. On failure returns NULL and registers nothing. errno is as for
@@ -242,7 +242,7 @@ struct ibv_mr *ibv_reg_notified_mr(struct ibv_pd *pd, void *addr, size_t length,
  *
  * Works like ibv_reg_mr_notify(). If in_use is valid, works like ibv_reg_mr_notify_reclaim().
  *
- * Returns 0, or an errno value and changes nothing: as these verbs, and
+ * Returns 0. On failure changes nothing and returns an error of these verbs, or:
  *   EINVAL      attr is NULL, a bit of comp_mask is unknown, changes is NULL, unaligned or
  *               equal to word, in_use is 0 or has bits of the kernel, idle_ms is not 0
  *               although in_use is not valid, or event_fd is not an eventfd
@@ -261,8 +261,8 @@ int ibv_reg_mr_notify_ex(struct ibv_mr *mr, const struct ibv_mr_notify_attr *att
  *
  * Sets SUSPENDED in the word. Handle and keys stay. ibv_settle_mr_notify() restores mr.
  *
- * Returns 0, also if mr is already SUSPENDED or INVALID. Otherwise returns an errno value
- * and changes nothing:
+ * Returns 0, also if mr is already SUSPENDED or INVALID. On failure changes nothing and
+ * returns an errno value:
  *   EBUSY       the word is in use, or another thread re-registers mr
  *   EINVAL      mr has no word or a word without in_use, or another process registered mr
  *   EOPNOTSUPP  the kernel lacks this call, or the device can't restore a registration
@@ -277,13 +277,13 @@ int ibv_suspend_mr_notify(struct ibv_mr *mr);
  * ibv_alloc_notify_word - Get a word, or a counter of changes
  * @context: Any open device
  *
- * Words share pages. The kernel pins each page that has an armed word, and charges the
- * page to RLIMIT_MEMLOCK. In a child of fork() all words are 0 and stay allocated, and
- * the child may allocate words and free them. The words belong to the process: closing
- * the device does not free them.
+ * Words share pages. The kernel pins each page that has an armed word, and charges the page
+ * to RLIMIT_MEMLOCK. In a child of fork() all words are 0 and stay allocated, and the child
+ * may allocate words and free them. The words belong to the process, so closing the device
+ * does not free them.
  *
  * Returns the word, which is 0. On failure returns NULL, and errno is ENOMEM, or EINVAL if
- * context is NULL. Thread safe, also in a signal handler.
+ * context is NULL. Thread safe, and safe in a signal handler.
  */
 uint64_t *ibv_alloc_notify_word(struct ibv_context *context);
 
@@ -292,7 +292,7 @@ uint64_t *ibv_alloc_notify_word(struct ibv_context *context);
  * @word: From ibv_alloc_notify_word(), or NULL. First call ibv_dereg_mr() or
  *	  ibv_unreg_mr_notify() for each MR that uses the word or counter.
  *
- * Returns nothing. Thread safe, also in a signal handler.
+ * Returns nothing. Thread safe, and safe in a signal handler.
  */
 void ibv_free_notify_word(uint64_t *word);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The commands of MR notification are methods of UVERBS_OBJECT_MR in the kernel. The
- * methods are in the core and do not depend on the driver, so there is no provider op.
+ * The commands of MR notification are methods of UVERBS_OBJECT_MR in the kernel. The methods are
+ * in the kernel's core and do not depend on the driver, so there is no provider op.
  */
 #include <config.h>
 

@@ -33,10 +33,10 @@ int mr_notify_errno(int err);
 
 /*
  * The first arming in an address space takes the locks of all mappings, and any signal
- * interrupts the command. An interrupted command changes nothing, so the library repeats
- * it. But if a timer (for example of a profiler) fires before the locks are taken, all
- * attempts would fail. So the library blocks signals from the second attempt on,
- * except signals for faults of the thread itself. A fatal signal still ends the attempt.
+ * interrupts the command. An interrupted command changes nothing, so the library repeats it. But
+ * a fast timer, for example of a profiler, would interrupt each attempt. So from the second
+ * attempt on, the library blocks all signals except those for faults of the thread itself. A
+ * fatal signal still ends the attempt.
  */
 struct mr_notify_retry {
 	bool blocked;
@@ -64,7 +64,7 @@ struct mr_notify_request {
 	uint64_t in_use;
 	uint32_t access;
 	bool reclaims;
-	bool once; /* a failed command is not repeated after idle MRs are deregistered */
+	bool once; /* after a failure, don't deregister idle MRs and repeat the command */
 	uint32_t idle_ms;
 
 	/* private to mr_notify_reg_mr() */
@@ -75,18 +75,18 @@ struct mr_notify_request {
 };
 
 /*
- * Registers and arms an MR. If the provider uses the usual command (mr_notify_reg.c), this
- * is one system call. Returns NULL and sets errno on failure. idle_ms is the idle time, or
- * 0 to suspend only when memory is short. idle_ms has an effect only if reclaims is true,
- * the provider uses the usual command, and the kernel knows the attribute. The kernel's
- * default time (IB_UVERBS_MR_NOTIFY_IDLE_MS) needs no attribute.
+ * Registers and arms an MR. If the provider uses the command REG_MR (mr_notify_reg.c), this
+ * is one system call. On failure returns NULL and sets errno. idle_ms is the idle time. If it
+ * is 0, the kernel suspends the MR only when memory is short. idle_ms has an effect only if
+ * reclaims is true, the provider uses REG_MR, and the kernel knows the attribute. The
+ * kernel's default time (IB_UVERBS_MR_NOTIFY_IDLE_MS) needs no attribute.
  */
 struct ibv_mr *mr_notify_reg_mr(struct ibv_pd *pd,
 				struct mr_notify_request *request);
 int mr_notify_dereg_mr(struct ibv_mr *mr);
 /*
- * Returns true if the command with this core part is the registration to arm. Then call
- * mr_notify_execute() instead of execute_ioctl().
+ * @core is the core part of a command. Returns true if this command is the registration to arm.
+ * Then call mr_notify_execute() instead of execute_ioctl().
  */
 bool mr_notify_tells_word(unsigned int write_method, const void *core);
 int mr_notify_execute(struct ibv_context *context,

@@ -11,7 +11,7 @@
  *   registration A                  the hook, in A's calloc()
  *   word = A's
  *                                   word = B's; registers B; word = none
- *   A's command: no word            [A is taken for armed, but is not]
+ *   A's command: no word            [the library takes A for armed]
  *
  * So the pending requests are a stack. A command takes the word of the innermost request
  * only if command and request have the same range and access. A plain registration never
@@ -37,7 +37,7 @@
 
 #define NO_HANDLE UINT32_MAX
 
-/* The innermost registration of this thread that is to be armed. */
+/* The innermost registration that this thread has to arm. */
 static __thread struct mr_notify_request *pending_arm STATIC_TLS;
 
 bool mr_notify_tells_word(unsigned int write_method, const void *core)

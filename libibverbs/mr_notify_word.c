@@ -3,9 +3,9 @@
  * ibv_alloc_notify_word() returns words that share pages, because the kernel pins the page of
  * each armed word.
  *
- * A chunk is one mapping: a page with the header, then the pages of the words. fork() copies the
- * header and wipes the words, so in a child the words of its parent are 0 and stay allocated.
- * Chunks are never unmapped.
+ * A chunk is one mapping. It begins with a page for the header, and the pages of the words follow.
+ * fork() copies the header and wipes the words, so in a child the words of its parent are 0 and
+ * stay allocated. Chunks are never unmapped.
  *
  * There is no lock, because a child of fork() or a signal handler may allocate and free words.
  * Allocating a word sets a bit of @used, and freeing the word clears the bit. Each change is one

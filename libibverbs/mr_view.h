@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The memory of views. A view is the MR that a user gets for a part of a cached
- * registration: a struct verbs_mr with the provider's handle and keys, and its own
- * addr and length.
+ * The memory of views. A user gets a view as the MR for a part of a cached registration. A
+ * view is a struct verbs_mr with the provider's handle and keys, but with its own addr and
+ * length.
  *
- * malloc() and free() cost more than the rest of a hit. So until a thread ends, the thread
- * keeps a few of the views that it freed.
+ * malloc() and free() cost more than the rest of a hit. So each thread keeps a few of the
+ * views that it freed, until the thread ends.
  */
 #ifndef IB_VERBS_MR_VIEW_H
 #define IB_VERBS_MR_VIEW_H

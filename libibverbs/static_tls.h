@@ -8,7 +8,7 @@
 #ifndef IB_VERBS_STATIC_TLS_H
 #define IB_VERBS_STATIC_TLS_H
 
-#include <stdint.h> /* defines __GLIBC__ if it is glibc */
+#include <stdint.h> /* glibc's header defines __GLIBC__ */
 
 #if defined(__GLIBC__) && !defined(NOT_GLIBC)
 #define STATIC_TLS __attribute__((tls_model("initial-exec")))

@@ -62,13 +62,13 @@ template <class Env> struct arena {
 		atomic<uint32_t> generation; // 0 before the arena is initialized
 		atomic<uint32_t> last_hint;
 		atomic<uint64_t> epoch; // the upper bits of stamps
-		atomic<uint32_t> high;	// entries from this index on are unused; 0 means no entry
+		atomic<uint32_t> high;	// entries from here on are unused; entry 0 does not exist
 		atomic<uint32_t> birth; // set to 1 by the thread that initializes the arena
 	} hot;
 
 	/* The mutex guards all members below that are not atomic. It also guards the writes of
-	 * epoch, views and version(), so these writes need no locked instruction. A thread unlocks
-	 * the mutex before it calls the registrar. */
+	 * epoch, views and the index's version, so these writes need no locked instruction. A
+	 * thread unlocks the mutex before it calls the registrar. */
 	alignas(128) typename Env::mutex mutex;
 	operations<Env> making;
 	uint32_t deregistering; // the number of entries that are being deregistered
@@ -85,7 +85,7 @@ template <class Env> struct arena {
 	entry<Env> entries[Env::entries];
 	hints<Env> hint;
 
-	/* The time for stamps. If a stamp is wrong, eviction chooses a worse victim. */
+	/* Returns the time for stamps. If a stamp is wrong, eviction chooses a worse victim. */
 	uint64_t now() const
 	{
 		return hot.epoch.load(std::memory_order_relaxed) << 32 | Env::tick();

@@ -265,7 +265,7 @@ public:
 	}
 
 private:
-	/* Takes the entry, because find() has no register left for an index. */
+	/* The parameter is the entry, because find() has no free register for an index. */
 	template <class OnMiss>
 	[[gnu::noinline]] void *find_part(void *pd, uint64_t addr, uint64_t length, uint32_t access,
 					  OnMiss on_miss, entry<Env> &e)
@@ -277,7 +277,7 @@ private:
 			return find_nothing(pd, addr, length, access, on_miss, e);
 		e.use(a->now());
 
-		/* Load generation first. If a fork follows, mr is NULL in the child. */
+		/* Load generation first. If a fork follows this load, mr is NULL in the child. */
 		const uint32_t generation = a->generation();
 		void *const mr = e.registration();
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The catalog is the index of the entries that requests may find. Each set of rights has a tree of
- * the entries that serve any part of their range. A tree is sorted by key (PD and relaxed
- * ordering), then by start. Entries that serve exactly their range and rights are in hash chains. A
- * request for a part searches the tree of its own rights, then the trees of larger sets of rights.
+ * The catalog is the index of the entries that requests may find. Each set of rights has a tree. A
+ * tree has the entries that serve any part of their range, sorted by key (PD and relaxed ordering),
+ * then by start. Entries that serve exactly their range and rights are in hash chains. A request
+ * for a part searches the tree of its own rights, then the trees of larger sets of rights.
  *
  * insert() ensures that no entry contains another entry of the same tree and key. So the entries
  * are sorted by end, too. Only the last entry that starts at or before the address of a request can
@@ -14,7 +14,7 @@
  * of nodes, and its steps are limited. If search() returns a removed entry, the reader notices this
  * when it takes the reference. If search() returns 0 and the version has changed, the reader
  * searches again under the mutex. [Required: a change stores the version last (release), and a
- * reader loads the version before the search (acquire). So the search sees all changes up to then.]
+ * reader loads the version before the search (acquire). So the search sees all earlier changes.]
  */
 #ifndef MR_CACHE_CATALOG_H
 #define MR_CACHE_CATALOG_H
@@ -249,8 +249,8 @@ private:
 	typename Env::template atomic<uint64_t> changes;
 	link present; // which roots are not empty
 	link roots[RIGHTS + 1];
-	link heads[HEADS];	  // the heads of the hash chains, which `left` links
-	node nodes[Env::entries]; // last, because they become accessible in pieces (arena.h)
+	link heads[HEADS];	  // the heads of the hash chains, linked by node.left
+	node nodes[Env::entries]; // last, because nodes become accessible in pieces (arena.h)
 };
 
 } // namespace mr_cache

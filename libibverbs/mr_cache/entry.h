@@ -2,8 +2,8 @@
 /*
  * One cached registration. Its word, range and rights are in one cache line. CPUs fetch lines in
  * pairs. An entry occupies a pair of lines, so threads that use adjacent entries do not take lines
- * from each other. The second line has the fields that the mutex guards. Entries are never freed. A
- * reader may compare fields while they change, and compares the fields again after get() (word.h).
+ * from each other. The second line has the fields that the mutex guards. Entries stay mapped. So a
+ * reader may compare fields while they change, and compares them again after get() (word.h).
  *
  * addr and length are the range of the MR. With MR_CACHE_EXACT an entry serves only this range,
  * otherwise any part of its pages. Sizes count whole pages, because the kernel pins whole pages.
@@ -56,10 +56,10 @@ struct request {
 	uint32_t access;
 };
 
-/* The mutex guards the state. The word is CLOSED in all states but OPEN. */
+/* The mutex guards the state. The word is CLOSED in all states except OPEN. */
 enum class state : uint8_t {
 	FREE,
-	MAKING,	       // a thread registers it
+	MAKING,	       // a thread registers the entry
 	OPEN,	       // in the index, or UNLINKED
 	DEREGISTERING, // a thread deregisters the entry, or will do so
 	DEREG_FAILED,  // the deregistration is tried again when the PD or the owner ends

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * A hash table that maps the page where a request begins (or its exact range) to the entry that
- * served such a request. The reader verifies the entry, so threads write hints without a lock.
+ * A hash table that maps the first page of a request, or an exact range, to the entry that served
+ * such a request. The reader verifies the entry, so threads write hints without a lock.
  *
  * A bucket is a 64-bit word with two hints. A hint has a tag of 12 bits and an index of 20 bits. If
  * the tag differs, the reader ignores the entry. With two buckets for each entry, 1 in 30 new hints

@@ -132,7 +132,7 @@ struct linux_env {
 		madvise(memory, whole(size), MADV_NOHUGEPAGE); // a kernel may lack huge pages
 		return memory;
 	}
-	/* Makes memory accessible up to the ends of its huge pages, and populates it. */
+	/* Makes memory accessible up to the ends of its huge pages, and populates the memory. */
 	static bool commit(void *start, size_t size, bool huge)
 	{
 		const auto page = static_cast<uintptr_t>(page_mask());
@@ -231,7 +231,7 @@ struct linux_env {
 		return state;
 	}
 
-	/* Returns a number that orders a thread's hits between two misses. */
+	/* Numbers a thread's calls, so that its hits in the same epoch get increasing stamps. */
 	static uint32_t tick()
 	{
 		static constinit thread_local uint32_t sequence STATIC_TLS = 0;

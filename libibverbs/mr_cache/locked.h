@@ -74,8 +74,8 @@ public:
 	}
 
 	/* Waits some milliseconds for an event. *until is the earliest deadline of all threads that
-	 * wait for the event. After this deadline no thread waits, even if the thread that set the
-	 * deadline has not run since. */
+	 * wait for the event. At this deadline all threads stop waiting, even if the thread that
+	 * set the deadline gets no CPU. */
 	bool await(uint64_t *until)
 	{
 		if (!deadline)
@@ -178,9 +178,9 @@ public:
 
 	/*
 	 * Ends all entries of an owner, or of a PD if `who` is NULL, before the owner or PD ends.
-	 * Waits for threads that call the registrar for such an entry, because they use the
-	 * context. Waits a few iterations for readers, which drop unused references. Does not wait
-	 * for users, which may leak references. The last user of an entry ends the entry.
+	 * Waits for threads that call the registrar for such an entry, because these threads use
+	 * the context. Waits a few iterations for readers, which drop unused references. Does not
+	 * wait for users, which may leak references. The last user of an entry ends the entry.
 	 */
 	int drain(const void *who, const void *pd)
 	{
@@ -266,7 +266,7 @@ public:
 		push(&pending, i);
 	}
 
-	/* Checks up to `most` entries of an owner. Evicts and returns an idle one, or returns 0. */
+	/* Evicts an idle entry of an owner and returns it, or 0. Checks at most `most` entries. */
 	uint32_t evict(uint32_t o, uint32_t most = LOOKS)
 	{
 		/* If a reader takes a reference first, try the next entry. */
@@ -332,7 +332,7 @@ public:
 		}
 	}
 
-	/* Deregisters pending entries without the mutex. On failure at(`keeps`) stays in use. */
+	/* Deregisters pending entries unlocked. If entry `keeps` fails, it stays in use. */
 	[[gnu::noinline]] int dereg_pending(uint32_t keeps = 0)
 	{
 		int error = 0;
@@ -366,7 +366,7 @@ public:
 		return error;
 	}
 
-	/* The caller has a reference. Unlocks the mutex. If settling fails, retires the entry. */
+	/* Settles the entry unlocked. The caller has a reference. On failure retires the entry. */
 	void settle(uint32_t i)
 	{
 		entry<Env> &e = at(i);
@@ -393,10 +393,9 @@ public:
 		counted.suspects += !suspended && valid;
 	}
 
-	/*
-	 * Returns an entry that serves the request, with a reference, or 0. May unlock the mutex.
-	 * Sets *plain if another thread takes too long to settle such an entry (miss.h).
-	 */
+	/* Takes a reference to an entry that serves the request, and returns the entry. Returns 0
+	 * if there is none. May unlock the mutex. Sets *plain if another thread takes too long to
+	 * settle such an entry (miss.h). */
 	uint32_t find_valid(const request &want, bool *plain)
 	{
 		for (int patience = SETTLE_ATTEMPTS;;) {
@@ -431,9 +430,9 @@ public:
 
 	/*
 	 * Stage 0 evicts up to a sixteenth of all entries. Later stages evict all idle entries.
-	 * Returns how many registrations ended in all threads. `inside` is the depth of registrar
-	 * calls of the command that lacks room. If this thread has the same depth, waits for other
-	 * threads. An allocator's hook has another depth, and must not wait.
+	 * Returns how many registrations ended in all threads. Calls of the registrar may be
+	 * nested, and the command that lacks room has the depth `inside`. At this depth the thread
+	 * waits for other threads. An allocator's hook is at another depth, and must not wait.
 	 */
 	uint64_t shrink(uint32_t stage, uint32_t inside)
 	{
@@ -529,7 +528,7 @@ private:
 		}
 	}
 
-	/* Is the request below an eighth of a large entry? A restore would pin the whole entry. */
+	/* Is the request smaller than 1/8 of a large entry? A restore would pin the whole entry. */
 	static bool is_little(const request &want, const entry<Env> &of)
 	{
 		return of.size() >= 256 << 10 && want.length < of.size() / 8;

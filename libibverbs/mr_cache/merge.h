@@ -3,10 +3,10 @@
  * Chooses the range that a miss registers. The result is the range of the request, or the union of
  * the request and idle entries that overlap the request.
  *
- * If a window slides over a buffer, each position is a new range, and leaves an idle entry. So
- * 4,000 windows of 256 KiB, a page apart, would pin 1,000 MiB for a buffer of 16 MiB. So the cache
- * registers a union if its parts would pin DEEP times its size. A union of MANY parts needs only
- * SHALLOW times its size. The union with the highest ratio wins, so windows become blocks, and
+ * If a program registers a sliding window, each position is a new range and leaves an idle entry.
+ * So 4,000 windows of 256 KiB, a page apart, would pin 1,000 MiB for a buffer of 16 MiB. So the
+ * cache registers a union if its parts would pin DEEP times its size. A union of MANY parts needs
+ * only SHALLOW times its size. The union with the highest ratio wins, so windows become blocks, and
  * blocks grow. A union is never larger than the sum of its parts, so unions never register more
  * bytes than the requests. Adjacent entries may be different buffers, and are not merged.
  */

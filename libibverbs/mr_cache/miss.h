@@ -19,7 +19,7 @@ namespace mr_cache {
 
 template <class Env> class miss {
 public:
-	/* `as_of` is a version of the index that has no entry for the request. */
+	/* In version `as_of` the index has no entry for the request. */
 	miss(arena<Env> &in, Env &env, const request &wanted, void *of_owner, uint64_t as_of)
 	    : lock(in, env), a(in), want(wanted), who(of_owner), version(as_of)
 	{

@@ -100,7 +100,7 @@ int64_t mr_cache_visit(mr_cache_visitor *visit, const void *by, bool at_end)
 
 #else
 
-/* Some 32-bit CPUs lack 64-bit atomics, so the cache never starts. No code calls the aliases. */
+/* Some 32-bit CPUs lack 64-bit atomics. So the cache stays off, and no code calls the aliases. */
 #include <cerrno>
 
 #ifndef __clang__

@@ -5,7 +5,8 @@
  *
  * All functions are thread safe, and call the registrar without a lock. They return 0 or an errno
  * value unless said otherwise. A call from an allocator's hook inside the registrar does not wait.
- * A child has an empty cache and a new generation. Releasing a parent's reference has no effect.
+ * A child has an empty cache and a new generation. In a child, releasing a parent's reference has
+ * no effect.
  */
 #ifndef MR_CACHE_CORE_H
 #define MR_CACHE_CORE_H
@@ -33,22 +34,21 @@ enum mr_cache_access {
 struct mr_cache_request {
 	void *pd;
 	void *owner;
-	uint64_t addr; /* the range that the fields of the MR show */
+	uint64_t addr; /* addr and length become fields of the MR */
 	uint64_t length;
 	uint64_t start; /* whole pages to register, or with MR_CACHE_EXACT the range above */
 	uint64_t size;
 	uint32_t access;
 	uint32_t index; /* as in struct mr_cache_ref */
 	uint32_t generation;
-	bool merged; /* a union of ranges; don't evict for it: the request alone needs less */
+	bool merged; /* a union of ranges; if room is short, it is not registered */
 };
 
-/*
- * The registrar (mr_cache_registrar.c). This function registers an MR, and arms it with the word.
- * Bits 0-7 of the word are 0, and then belong to the kernel. After EOPNOTSUPP, don't use the cache.
- */
+/* The registrar is mr_cache_registrar.c. This function registers an MR, and arms it with the word.
+ * Before the call bits 0-7 of the word are 0. From then on the kernel owns these bits. EOPNOTSUPP
+ * means that the cache must not be used. */
 int mr_cache_reg_entry(const struct mr_cache_request *request, uint64_t *word, void **mr);
-/* When this has returned 0, the word says INVALID, or has no bit of the kernel. */
+/* When this has returned 0, the word is INVALID or has no bit of the kernel. */
 int mr_cache_settle_entry(void *mr);
 /* When this has returned 0, the kernel does not write the word any more. */
 int mr_cache_dereg_entry(void *mr);
@@ -99,23 +99,23 @@ int mr_cache_clean(void *owner, uint64_t keep);
 
 int mr_cache_query(void *owner, struct ibv_mr_cache_stats *statistics);
 
-/* Call this before an owner ends, or with owner NULL before a PD ends. */
+/* Call this before an owner ends. Before a PD ends, call it with owner NULL. */
 int mr_cache_drain(void *owner, void *pd);
 
-/* Bytes pinned by registrations that are idle, or being deregistered. */
+/* Returns how many bytes are pinned by registrations that are idle or being deregistered. */
 uint64_t mr_cache_idle_bytes(void);
 
 int mr_cache_is_on(void);
 
 /* Stage 0 evicts some idle registrations of each owner. Later stages evict all idle registrations.
- * Returns how many registrations ended in all threads. `by_cache` means that the command that lacks
- * room is a command of the registrar. */
+ * Returns how many registrations ended in all threads. `by_cache` is true if the registrar issued
+ * the command that lacks room. */
 uint64_t mr_cache_shrink(uint32_t stage, bool by_cache);
 
 /*
  * Calls visit() for each owner. A lock is held, so visit() must not call the cache. If visit()
  * returns true, evicts all idle registrations of this owner. Returns the number of evictions, or -1
- * without the lock. If `at_end` is true, the call tries only briefly to get the lock.
+ * if the lock is not free. If `at_end` is true, the call tries only briefly to get the lock.
  */
 typedef bool mr_cache_visitor(void *owner, const struct ibv_mr_cache_stats *statistics,
 			      const void *by);

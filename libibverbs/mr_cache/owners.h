@@ -72,7 +72,7 @@ public:
 		prev_of(entries, mine.next) = mine.prev;
 		if (hand == i)
 			hand = mine.next;
-		count -= count != 0; // a child's list may be zeros (locked.h)
+		count -= count != 0; // in a child the list may be zeros (locked.h)
 	}
 
 	static constexpr uint32_t EXAMINED = 32;

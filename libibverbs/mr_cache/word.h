@@ -7,10 +7,10 @@
  *   | uses (30)   | FULL | references | UNLINKED | CLOSED | kernel  |
  *
  * kernel   INVALID, SUSPECT and SUSPENDED, which the kernel sets at any time
- * CLOSED   the entry has no users: it is free or being registered (with one reference), or ending
- * UNLINKED the entry is not in the index any more: the last user deregisters it
- * FULL     the top bit of the references: 8 million more would overflow
- * uses     references taken since open(); a reader moves the top bit (FOLD) to the statistics
+ * CLOSED   the entry is free, being registered, or ending, and no reader may use it
+ * UNLINKED the entry is not in the index any more, and its last user deregisters it
+ * FULL     the top bit of the references, set from 2^23 on, because 2^24 would overflow
+ * uses     references taken since open(). A miss moves the top bit (FOLD) to the statistics
  *
  * If a caller releases more references than it has, the subtraction borrows from uses, and the
  * flags keep their values. All changes are read-modify-write, because a reader with an old hint may
@@ -25,10 +25,10 @@
  *   get(): not closed, valid
  *   uses the MR of another range
  *
- * While the reader has the reference, close() fails, so the fields do not change. [Required: open()
- * is a release and get() an acquire. put() is a release and close() an acquire, so a user's work
- * with the MR comes before the deregistration.] During the registration the word has a reference.
- * Otherwise the kernel could suspend the registration as soon as it is armed.
+ * While the reader has the reference, close() fails, so the fields do not change. [Required: get()
+ * (acquire) pairs with open() (release). close() (acquire) pairs with put() (release), so a user's
+ * work with the MR comes before the deregistration.] During the registration the word has a
+ * reference. Otherwise the kernel could suspend the registration as soon as it is armed.
  */
 #ifndef MR_CACHE_WORD_H
 #define MR_CACHE_WORD_H
@@ -110,7 +110,7 @@ public:
 		return true;
 	}
 
-	/* The word of a new entry is 0, which would mean open. */
+	/* The word of a new entry is 0, which would mean that the entry is open. */
 	void free_fresh_relaxed() { value.fetch_add(CLOSED + REF, std::memory_order_relaxed); }
 
 	/* Clears the kernel's bits. The word must be closed and disarmed. */

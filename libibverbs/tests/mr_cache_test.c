@@ -53,12 +53,12 @@ struct fake {
 	int refusal;
 	unsigned int commands_called;	/* calls of refused_command */
 	int access_seen;		/* the access that the provider saw last */
-	volatile char *tracked;		/* a write to this memory of the provider faults */
+	volatile char *tracked;		/* memory of the provider; writing causes SIGSEGV */
 	int has_signals;		/* the signals that a registration does not block */
 	unsigned int methods_called;
 	unsigned int registered;
 	unsigned int wrapped;		/* calls of the replaced verbs */
-	int max_mr;			/* of the device */
+	int max_mr;			/* max_mr of the device */
 	uint32_t watched;		/* the handle of the MR whose word is its_word */
 	uint64_t its_word;
 	sem_t arrived;
@@ -724,7 +724,7 @@ static void test_unimport(struct ibv_pd *pd)
 	CHECK(fake->registered == 0);
 }
 
-/* Numbers are decimal, or hexadecimal with 0x. Other text is ignored. Each context reads its
+/* Numbers are decimal, or hexadecimal with 0x. Other text is ignored. Each new context reads the
  * numbers. */
 static void test_numbers(struct ibv_pd *pd)
 {
@@ -1087,7 +1087,7 @@ static void test_errno_stays(struct ibv_pd *pd)
 		CHECK(mr && errno == ESTALE);
 		CHECK(ibv_dereg_mr(mr) == 0 && errno == ESTALE);
 	}
-	/* The cache refuses the request, and a plain registration succeeds. */
+	/* With limits of 0 the cache refuses the request, and a plain registration succeeds. */
 	CHECK(ibv_reg_mr_limits(pd->context, NULL, &limits) == 0);
 	CHECK(ibv_reg_mr_limits(pd->context, &none, NULL) == 0);
 	errno = ESTALE;

@@ -33,7 +33,7 @@ int mr_cache_make_plain(struct ibv_mr *mr)
 	return EOPNOTSUPP;
 }
 
-/* The parameters of a registration that arms. */
+/* The last request to register and arm an MR. */
 static struct mr_notify_request request;
 static struct ibv_mr *registered;
 

@@ -13,9 +13,9 @@ std::string name_of(const char *library, version v)
 }
 
 /*
- * UCX warns of unknown variables, so each variable is set only for versions of UCX that have the
- * variable. The cache of the InfiniBand domains (src/uct/ib/base/ib_md.c) exists up to version
- * 1.15. The cache of UCP (src/ucp/core/ucp_mm.c) exists since version 1.13.
+ * UCX warns of unknown variables, so each variable is set only for the versions of UCX that know
+ * the variable. The cache of the InfiniBand domains (src/uct/ib/base/ib_md.c) exists up to
+ * version 1.15. The cache of UCP (src/ucp/core/ucp_mm.c) exists since version 1.13.
  */
 void for_ucx(version v, environment &out)
 {

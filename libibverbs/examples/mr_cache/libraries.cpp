@@ -30,7 +30,7 @@ namespace {
 using namespace std::chrono;
 constexpr auto limit = seconds(10);
 
-/* The complete answer of a child. A child may also end without an answer. */
+/* The complete answer of a child. If the child crashes, there is no answer. */
 struct answer {
 	enum { absent, no_version, known } is = absent;
 	library found;

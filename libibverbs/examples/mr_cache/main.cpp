@@ -148,7 +148,7 @@ void print(const nlohmann::ordered_json &seen)
 			   value.is_string() ? value.get<std::string>() : value.dump());
 }
 
-/* Returns the named device. For "" returns MR_NOTIFY_DEVICE's device, or all devices. */
+/* Returns the named device. If name is empty, returns MR_NOTIFY_DEVICE's device or all devices. */
 std::vector<std::string> chosen_devices(const std::string &name)
 {
 	int count = 0;
@@ -305,7 +305,7 @@ int main(int argc, char **argv)
 		if (std::fflush(stdout) || std::ferror(stdout))
 			throw std::runtime_error("the output could not be written");
 		return ended;
-	} catch (const CLI::ParseError &e) { /* --help throws this, too */
+	} catch (const CLI::ParseError &e) { /* --help also throws this exception */
 		return app.exit(e) ? failed : right;
 	} catch (const std::exception &e) {
 		fmt::print(stderr, "ibv_mr_cache: {}\n", e.what());

@@ -80,7 +80,7 @@ bool all_check::ended_well(ibv_wc_status status)
 	return status == IBV_WC_SUCCESS;
 }
 
-/* The device accesses the page before the CPU, because the CPU's access would bring the page in. */
+/* The device accesses the page before the CPU does, because the CPU's access would map the page. */
 std::string all_check::look(range page)
 {
 	const range peer = peer_.registered();
@@ -111,8 +111,7 @@ std::string all_check::try_operation(const operation &what, std::size_t length)
 {
 	if (what.watch)
 		throw unsupported("the memory belongs to another process");
-	/* The CPU would wait in a fault of userfaultfd, too. odp_wait_test.cpp tests such
-	 * faults. */
+	/* A fault of userfaultfd would block the CPU, too. odp_wait_test.cpp tests such faults. */
 	if (what.name.find("userfaultfd") != std::string::npos ||
 	    what.name.find("UFFDIO") != std::string::npos)
 		throw unsupported("a page fault would wait for a userfaultfd handler");
@@ -128,7 +127,7 @@ std::string all_check::try_operation(const operation &what, std::size_t length)
 	try {
 		what.apply(m);
 	} catch (const not_refused &) {
-		/* The kernel refuses this operation for pinned pages only. */
+		/* The kernel refuses this operation only for pinned pages. */
 	}
 	/* If the witness's pages changed, the MR's pages must have changed, too, because
 	 * no page is pinned. */

@@ -24,7 +24,7 @@ public:
 
 	iwarp_events();
 	owned<rdma_cm_id> make_id() const;
-	/* Waits for an event. Returns the event's id, which is new for a connection request. */
+	/* Waits for an event. Returns the event's id. A connection request has a new id. */
 	rdma_cm_id *next(rdma_cm_event_type expected) const;
 
 private:

@@ -90,7 +90,7 @@ void loopback::start(ibv_wr_opcode opcode, const ibv_mr *mr, range local, const 
 	wr.opcode = opcode;
 	wr.send_flags = flags;
 	wr.wr.rdma.remote_addr = reinterpret_cast<uintptr_t>(remote);
-	wr.wr.rdma.rkey = rkey; /* siw's provider reads the key to invalidate here, too */
+	wr.wr.rdma.rkey = rkey; /* siw's provider also finds the key to invalidate here */
 	if (opcode == IBV_WR_SEND_WITH_INV)
 		wr.invalidate_rkey = rkey;
 

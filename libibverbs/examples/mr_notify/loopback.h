@@ -23,11 +23,11 @@ public:
 
 	/*
 	 * Does one RDMA operation of the near end on memory of the far end, and waits
-	 * for its completion. An error breaks the connection, so the caller must make
-	 * another.
+	 * for its completion. An error breaks the connection, so the caller must make a
+	 * new connection.
 	 *
 	 * For iWARP a write completes when TCP has the bytes. So write() adds an empty
-	 * read, whose response comes after the bytes have arrived.
+	 * read. The response to the read comes after the bytes have arrived.
 	 */
 	ibv_wc_status write(const ibv_mr *from, range local, const void *remote, uint32_t rkey);
 	ibv_wc_status read(const ibv_mr *into, range local, const void *remote, uint32_t rkey);
@@ -41,7 +41,7 @@ public:
 
 	/*
 	 * Starts an operation without waiting. poll() and wait() return the status. For
-	 * IBV_WR_SEND_WITH_INV @rkey is the key to invalidate. @flags is
+	 * IBV_WR_SEND_WITH_INV, @rkey is the key to invalidate. @flags is
 	 * IBV_SEND_SIGNALED or 0. Failures and iWARP writes always have a completion.
 	 */
 	void start(ibv_wr_opcode opcode, const ibv_mr *mr, range local, const void *remote,

@@ -215,7 +215,7 @@ int main(int argc, char **argv)
 		if (std::fflush(stdout) || std::ferror(stdout))
 			throw std::runtime_error("the output could not be written");
 		return ended;
-	} catch (const CLI::ParseError &e) { /* --help throws this, too */
+	} catch (const CLI::ParseError &e) { /* --help also throws this exception */
 		return app.exit(e) ? failed : right;
 	} catch (const std::exception &e) {
 		fmt::print(stderr, "ibv_mr_notify: {}\n", e.what());

@@ -14,8 +14,8 @@
 
 namespace mr_notify {
 
-/* Thrown if this kernel or machine can't do the operation. The text says why. This is no
- * failure. */
+/* Thrown if this kernel or machine can't do the operation. The text says why. The row then
+ * counts as skipped. */
 struct unsupported : std::runtime_error {
 	using std::runtime_error::runtime_error;
 };
@@ -36,9 +36,9 @@ struct range {
 };
 
 /*
- * Owns mappings, and the file of the mappings if they have one. The object can be moved.
- * An operation that unmaps memory calls forget() first. Otherwise the destructor would
- * unmap memory that another owner has mapped there since. An operation that maps memory
+ * Owns mappings, and the file of the mappings if they have one. The object can be moved. An
+ * operation that unmaps memory calls forget() first. Otherwise the destructor would unmap
+ * memory that another owner has mapped at the same place. An operation that maps memory
  * calls own() after the system call has succeeded.
  */
 class memory {
@@ -92,8 +92,8 @@ memory shared_file(std::size_t length);
 memory private_file(std::size_t length);
 memory hugetlb(std::size_t length, bool shared);
 memory sysv(std::size_t length);
-/* A shared mapping of a file on a disk or a server, which can be pinned for reading
- * only. */
+/* A shared mapping of a file on a disk or a server. Its pages can be pinned only for
+ * reading. */
 memory mapped_file(std::size_t length);
 
 /* A witness of the same size and kind follows the memory. */

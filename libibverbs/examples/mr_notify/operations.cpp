@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-/* Orders the table: invalidating rows come first. The rows are in operations_*.cpp. */
+/* Orders the table. Invalidating rows come first. The rows are in operations_*.cpp. */
 #include "operations.h"
 
 #include <algorithm>

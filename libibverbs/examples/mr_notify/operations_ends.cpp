@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Rows of the table in which the process that armed the registration exits, or in which
- * a signal or the OOM killer ends it. Another process watches the word.
+ * Rows of the table in which the process that armed the registration exits, or in which a signal or
+ * the OOM killer ends the process. Another process watches the word.
  */
 #include "rows.h"
 
@@ -53,7 +53,7 @@ observation kill_it(const device &on, std::size_t length)
 	return seen;
 }
 
-/* Before a process exits, observes that it has lost its memory, for example to the OOM reaper. */
+/* Observes that a process has lost its memory before its exit, for example to the OOM reaper. */
 void look_before_exit(victim &one, observation &seen)
 {
 	/* A worker of the kernel revokes the registration before the process exits. */

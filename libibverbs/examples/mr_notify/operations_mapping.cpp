@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * Rows of the table in which a process changes its own address space by munmap, mmap over a
- * mapping, mremap, brk or shmdt. Changes of protection and locking change no page.
+ * mapping, mremap, brk or shmdt. Other rows change the protection or the locking, but no page.
  */
 #include "rows.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Rows of the table in which the kernel tries to move pages. It moves pages to another NUMA node on
- * request or for balancing, and moves pages for compaction. Pinned pages stay.
+ * Rows of the table in which the kernel tries to move pages. The reason is a request, NUMA
+ * balancing or compaction. Pinned pages stay.
  */
 #include "rows.h"
 
@@ -20,7 +20,7 @@ constexpr unsigned long move_flag = 1 << 1; /* MPOL_MF_MOVE */
 constexpr int bind_policy = 2;		    /* MPOL_BIND */
 constexpr int local_policy = 4;		    /* MPOL_LOCAL */
 
-/* Moves the pages to the other node, where they may be already, and then to node 0. */
+/* Moves the pages to the other node and then to node 0, so that at least one move is real. */
 template <class F> void to_node_and_back(F &&to)
 {
 	const unsigned int other = another_node();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Rows of the table with transparent huge pages. An operation changes one half of a huge page,
- * which splits the page, or makes the kernel try to collapse small pages.
+ * Rows of the table with transparent huge pages. Some operations change one half of a huge page,
+ * which splits the page. Other operations make the kernel try to collapse small pages.
  */
 #include "rows.h"
 

@@ -76,7 +76,7 @@ void write_protect(memory &m)
 	protect.mode = UFFDIO_WRITEPROTECT_MODE_WP;
 	if (!by.does(UFFDIO_WRITEPROTECT, protect))
 		throw unsupported("userfaultfd can't write-protect");
-	/* Closing also ends the protection. */
+	/* Closing the userfaultfd also ends the protection. */
 }
 
 /* Registers the range with userfaultfd and drops the pages. Then each fault waits. */

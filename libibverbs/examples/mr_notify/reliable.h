@@ -39,8 +39,8 @@ address address_of(const ibv_qp *qp);
 ibv_qp_attr attributes_to(const address &own, const address &other);
 
 /*
- * Enters a state. For INIT, RTR and RTS passes the attributes that an RC, UC or UD queue pair
- * needs. For other states passes only the state. Returns 0 or an errno value, as ibv_modify_qp()
+ * Enters a state. For INIT, RTR and RTS, also passes the attributes that an RC, UC or UD queue pair
+ * needs. For other states, passes only the state. Returns 0 or an errno value, as ibv_modify_qp()
  * does.
  */
 int enter(ibv_qp *qp, ibv_qp_state state, ibv_qp_attr attr = {});

@@ -70,8 +70,8 @@ void drop_all(const memory &m);
 void move(memory &m, range from, int extra_flags = 0, std::size_t alignment = page_size());
 void advise(range r, int advice, const char *name);
 action advising(int advice, const char *name);
-/* Punches a hole into the part of the file that r maps. The start of whole maps the start of the
- * file. */
+/* Punches a hole into the part of the file that r maps. Range `whole` maps the file from its start
+ * on. */
 void punch(int fd, range r, range whole);
 memory private_hugetlb(std::size_t length);
 memory shared_hugetlb(std::size_t length);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * A victim is another process with an armed registration, and ends before this process.
- * The word is in memory that this process maps, too.
+ * A victim is another process, which has an armed registration and ends before this
+ * process. Both processes map the word.
  */
 #ifndef MR_NOTIFY_VICTIM_H
 #define MR_NOTIFY_VICTIM_H
