@@ -15,7 +15,7 @@
  * Threads that share a reference may call this at the same time, and mr_cache_claim() succeeds for
  * all of them. So only the thread that changes the type continues. All other threads get EBUSY, as
  * with a plain MR. If a second thread continued, it would disarm the word of the first thread, and
- * wait for a freed entry.
+ * wait for an entry that is already free.
  */
 int mr_cache_make_plain(struct ibv_mr *mr)
 {

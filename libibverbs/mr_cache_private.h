@@ -85,7 +85,7 @@ static inline bool has_thread_sanitizer(void)
 	return __tsan_acquire && __tsan_release;
 }
 
-/* The mr_type of a freed view, and of an MR that becomes plain. The generation is 0. */
+/* A freed view, and an MR that becomes plain, have this mr_type with generation 0. */
 #define CACHED_MR_FREED CACHED_MR
 #define CACHED_MR_TAKEN CACHED_MR
 

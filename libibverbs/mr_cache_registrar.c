@@ -10,8 +10,8 @@
 static_assert(sizeof(enum ibv_mr_type) == sizeof(uint32_t),
 	      "the marks do not fit into mr_type");
 
-/* After ibv_fork_init() nothing is cached, because the library counts registrations per page, but
- * ignores munmap(). ibv_fork_init() fails after the first registration, so the answer is final. */
+/* ibv_fork_init() makes the library count registrations per page. The counts ignore munmap(), so
+ * nothing is cached. ibv_fork_init() fails after a registration, so the answer is final. */
 static bool keeps_ranges_from_children(void)
 {
 	static uint32_t known;

@@ -112,10 +112,10 @@ int ibv_reg_mr_notify(struct ibv_mr *mr, uint64_t *word);
  * when memory is short, before a fork copies the pages, or when a memory block goes
  * offline. If memory is short, the kernel starts with the least recently used
  * registrations. If bits 8-63 of a word have changed since the last scan, the kernel skips
- * the registration once. The kernel sets SUSPENDED by a compare-and-swap. So if a thread
- * takes a reference by an atomic addition, and sees that the kernel's bits were 0, the
- * registration is not suspended until the reference is dropped. Keys and handle stay the
- * same. A program that has sent a key to a peer must keep a bit of in_use set.
+ * the registration once. The kernel sets SUSPENDED by a compare-and-swap. So a thread can
+ * take a reference by an atomic addition. If the kernel's bits were 0, the registration is
+ * not suspended until the thread drops the reference. Keys and handle stay the same. A
+ * program that has sent a key to a peer must keep a bit of in_use set.
  *
  * The kernel sets INVALID as for ibv_reg_mr_notify(). But while the word is in use, the
  * device keeps the pages that were registered, and the unchanged part of the range stays

@@ -19,16 +19,16 @@ struct ibv_mr_notify_attr;
 struct ibv_pd;
 
 /*
- * These functions return 0 or an errno value. EOPNOTSUPP means that the kernel lacks the
- * method. The caller has checked the attributes. If reclaims is true, the kernel may suspend
- * the MR while no bit of in_use is set. If the kernel can't do this, it returns EOPNOTSUPP.
+ * These functions return 0 or an errno value. EOPNOTSUPP means that the kernel lacks the method.
+ * The caller has checked the attributes. If reclaims is true, the kernel may suspend the MR while
+ * no bit of in_use is set. If the kernel can't do this, mr_notify_arm() returns EOPNOTSUPP.
  */
 int mr_notify_arm(struct ibv_mr *mr, const struct ibv_mr_notify_attr *attr,
 		  bool reclaims);
 int mr_notify_disarm(struct ibv_mr *mr);
 int mr_notify_settle(struct ibv_mr *mr);
 int mr_notify_suspend(struct ibv_mr *mr);
-/* Unifies the error values by which kernels refuse an unknown method. */
+/* Turns each error by which a kernel refuses an unknown method into EOPNOTSUPP. */
 int mr_notify_errno(int err);
 
 /*

@@ -13,11 +13,11 @@
  *                                   word = B's; registers B; word = none
  *   A's command: no word            [the library takes A for armed]
  *
- * So the pending requests are a stack. A command takes the word of the innermost request
- * only if command and request have the same range and access. A plain registration never
- * has the access flag TRACK. If a kernel does not know the attributes, the command fails,
- * and a provider may register by another command. So an MR counts as armed only if the
- * command with the attributes returned its handle.
+ * So the pending requests are a stack. A command takes the word of the innermost request only if
+ * command and request have the same range and access. A plain registration lacks the access flag
+ * TRACK, so it never takes a word. If a kernel does not know the attributes, the command fails, and
+ * a provider may register by another command. So an MR counts as armed only if the command with the
+ * attributes returned its handle.
  */
 #include <config.h>
 

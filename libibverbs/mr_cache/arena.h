@@ -19,9 +19,8 @@ namespace mr_cache {
 
 /*
  * The newest registrations in progress. A request for the same range waits for the registration,
- * but only some milliseconds (await()), because the waiting thread may hold a lock that the
- * registering thread needs. An allocator's hook does not wait, because two hooks could wait for
- * each other.
+ * but only some milliseconds (await()). The waiting thread may hold a lock that the registering
+ * thread needs. An allocator's hook does not wait, because two hooks could wait for each other.
  */
 template <class Env> class operations {
 public:

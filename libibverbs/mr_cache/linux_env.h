@@ -231,7 +231,7 @@ struct linux_env {
 		return state;
 	}
 
-	/* Numbers a thread's calls, so that its hits in the same epoch get increasing stamps. */
+	/* Counts a thread's calls, so that its hits in the same epoch get increasing stamps. */
 	static uint32_t tick()
 	{
 		static constinit thread_local uint32_t sequence STATIC_TLS = 0;

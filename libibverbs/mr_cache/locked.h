@@ -116,7 +116,7 @@ public:
 	}
 
 	/* Returns a closed entry without an owner, or 0. Uses entries of `kernel_words` last. Their
-	 * words can't be armed while a child has the file of the closed context. */
+	 * words can't be armed while a child has the closed context's file open. */
 	uint32_t allocate()
 	{
 		uint32_t i = a.high();
@@ -466,7 +466,7 @@ public:
 		Env::restore_cancel(cancel);
 	}
 
-	/* Is this a child that was forked after this object was made, or just before? */
+	/* Was this process forked after the object was made, or is its arena still all zeros? */
 	bool is_child() const { return !generation || a.generation() != generation; }
 
 	static constexpr int SETTLE_ATTEMPTS = 16;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Serves a request for which the search without the mutex found no entry. Searches under the mutex,
+ * If the search without the mutex fails, this class serves the request. It searches with the mutex,
  * waits for a thread that registers the same range, makes room, registers, and publishes the entry.
  *
  * The wait ends after some milliseconds, because a longer wait could be a deadlock. The other

@@ -101,7 +101,7 @@ template <class Env> struct owner_record {
 	uint64_t max_merge;	    // the largest merged registration, in bytes
 	ibv_mr_cache_stats counted; // without the hits of entries that are still open
 	entry_list<Env> list;
-	int32_t merge_looks; // > 0: this many misses try a merge; < 0: this many don't
+	int32_t merge_looks; // n > 0: the next n misses try a merge; n < 0: the next -n don't
 
 	bool has_room(uint64_t size) const
 	{

@@ -15,7 +15,7 @@
  * If a caller releases more references than it has, the subtraction borrows from uses, and the
  * flags keep their values. All changes are read-modify-write, because a reader with an old hint may
  * add a reference to any word at any time. If open() stored a value, this reference would be lost,
- * and the reader would then drop the reference of another user. So open() adds.
+ * and the reader would then drop the reference of another user. So open() uses an addition.
  *
  * A reader takes its reference before it compares the fields. The other order is wrong:
  *

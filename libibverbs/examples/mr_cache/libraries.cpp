@@ -178,7 +178,7 @@ libraries find_libraries()
 	out.ucx = look("libucp.so.0", ask_ucx, out.failed);
 	out.libfabric = look("libfabric.so.1", ask_libfabric, out.failed);
 	out.open_mpi = look("libmpi.so.40", ask_open_mpi, out.failed);
-	/* The names are Debian's and MPICH's. Other MPIs with MPICH's ABI use these names, too. */
+	/* Debian's MPICH has the first name. MPICH and MPIs with its ABI have the second name. */
 	out.mpich = look("libmpich.so.12", ask_mpich, out.failed);
 	if (!out.mpich)
 		out.mpich = look("libmpi.so.12", ask_mpich, out.failed);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * ibv_mr_cache shows whether registrations are cached here, the limits, and the time that
- * the cache saves. The program registers a buffer plainly and through the cache, gives
- * the buffer other pages, and shows the cache's counters. With --env it prints the
- * environment in which the installed libraries leave registrations to the cache. Exit
- * status: see ibv_mr_cache(1).
+ * the cache saves. The program registers a buffer plainly and through the cache, gives the
+ * buffer other pages, and shows the cache's counters. With --env it prints the environment
+ * in which the installed libraries leave registrations to the cache. See ibv_mr_cache(1)
+ * for the exit status.
  */
 #include <CLI/CLI.hpp>
 #include <fmt/core.h>

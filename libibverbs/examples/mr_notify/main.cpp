@@ -2,7 +2,7 @@
 /*
  * ibv_mr_notify checks whether this kernel, driver and machine report when a registration
  * becomes invalid. The program runs the scenario and all operations of the matrix on a
- * real device. Exit status: see ibv_mr_notify(1).
+ * real device. See ibv_mr_notify(1) for the exit status.
  */
 #include <CLI/CLI.hpp>
 #include <fmt/core.h>

@@ -25,7 +25,7 @@ struct not_refused : std::runtime_error {
 	using std::runtime_error::runtime_error;
 };
 
-/* Throws an error with errno. Call this if a system call that must succeed fails. */
+/* Throws an error with errno. Call this if a system call fails that must succeed. */
 [[noreturn]] void fail(const std::string &what);
 
 struct range {

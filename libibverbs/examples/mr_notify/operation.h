@@ -28,7 +28,7 @@ enum class reach {
 struct operation {
 	std::string name;
 	effect expected;
-	/* Maps the memory and touches it. Throws unsupported. */
+	/* Maps the memory and touches it. May throw unsupported. */
 	std::function<memory(std::size_t length)> map;
 	/* Does the operation. The last system call of the operation is the call to test. */
 	std::function<void(memory &)> apply;

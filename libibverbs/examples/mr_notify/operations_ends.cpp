@@ -53,7 +53,7 @@ observation kill_it(const device &on, std::size_t length)
 	return seen;
 }
 
-/* Observes that a process has lost its memory before its exit, for example to the OOM reaper. */
+/* Observes that a process loses its memory before it exits, for example to the OOM reaper. */
 void look_before_exit(victim &one, observation &seen)
 {
 	/* A worker of the kernel revokes the registration before the process exits. */

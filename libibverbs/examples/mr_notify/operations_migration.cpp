@@ -75,7 +75,7 @@ void bind(memory &m)
 
 	to_node_and_back([&](unsigned int node) {
 		const unsigned long nodes = 1UL << node;
-		/* With MPOL_MF_STRICT a page that does not move would cause EIO. */
+		/* With MPOL_MF_STRICT, a page that does not move would cause EIO. */
 		check(syscall(SYS_mbind, r.addr, r.length, bind_policy, &nodes, 8 * sizeof(nodes),
 			      move_flag) == 0,
 		      "mbind");

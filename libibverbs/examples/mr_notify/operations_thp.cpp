@@ -43,7 +43,7 @@ action advising_other_half(int advice, const char *name)
 }
 
 /*
- * Two aligned ranges of a huge page's size, filled with small pages. Half of the first range is
+ * Maps two aligned ranges of a huge page's size with small pages. Half of the first range is
  * registered, and the second range is the witness. khugepaged must not touch the ranges yet, or it
  * would collapse the witness before the row has recorded the witness's pages.
  */
@@ -119,9 +119,9 @@ void collapse_from_outside(memory &m)
 }
 
 /*
- * Waits until khugepaged has collapsed the witness, and then for two more passes, because the
- * pass in progress may have visited the first range too early. The settings make khugepaged
- * faster, and remove its pause of a minute after it found no free huge page.
+ * Waits until khugepaged has collapsed the witness, and then for two more passes. The pass in
+ * progress may have visited the first range too early. The settings make khugepaged faster. They
+ * also remove its pause of a minute after it finds no free huge page.
  */
 void let_khugepaged_pass(memory &m)
 {

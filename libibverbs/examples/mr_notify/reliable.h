@@ -12,9 +12,9 @@ namespace mr_notify {
 
 /* How long an end waits for a response (4 us << timeout), and how often the end retries. */
 struct patience {
-	/* One second. No packet is lost, but the CPU may be busy. */
+	/* One second, because the CPU may be busy. No packet is lost. */
 	uint8_t timeout = 18;
-	uint8_t retries = 7; /* soft-RoCE: 7 means forever */
+	uint8_t retries = 7; /* on soft-RoCE, 7 means forever */
 };
 
 /* The address that an end sends to the other end, and its own settings. */
@@ -28,14 +28,14 @@ struct address {
 	uint32_t psn = 0; /* the PSN of the first packet that this end sends */
 };
 
-/* A queue pair for 16 requests at a time, each with up to 30 SGEs. */
+/* Makes a queue pair for 16 requests at a time, each with up to 30 SGEs. */
 owned<ibv_qp> make_reliable(const device &on, ibv_cq *cq, ibv_srq *srq = nullptr);
 
 /* Uses an IPv4 GID of the newest RoCE version if there is one. Throws unsupported if the port is
  * down. */
 address address_of(const ibv_qp *qp);
 
-/* Attributes of a connection to the other end, without resources and times. */
+/* Returns the attributes of a connection to the other end, except resources and times. */
 ibv_qp_attr attributes_to(const address &own, const address &other);
 
 /*

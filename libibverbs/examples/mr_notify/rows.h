@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The common parts of the files operations_*.cpp. Each file adds its rows by class rows. The
- * functions below are steps that many rows use.
+ * The common parts of the files operations_*.cpp. Each file adds its rows to an object of class
+ * rows. The functions below are steps that many rows use.
  */
 #ifndef MR_NOTIFY_ROWS_H
 #define MR_NOTIFY_ROWS_H

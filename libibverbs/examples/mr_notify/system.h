@@ -87,7 +87,7 @@ std::chrono::nanoseconds kernel_time();
 /* Sleeps until the kernel's time has advanced by @time. */
 void let_pass(std::chrono::milliseconds time);
 
-/* Scans of the shrinker within this time (20 ms, less a tick at either end) count as one scan. */
+/* Scans of the shrinker within 20 ms count as one scan. 10 ms leave room for ticks at both ends. */
 constexpr std::chrono::milliseconds one_look(10);
 
 } // namespace mr_notify
