@@ -97,7 +97,7 @@ static bool is_hopeless(const struct ibv_command_buffer *cmd)
 	return !mr_cache_may_pin(reg->length);
 }
 
-/* After an import a PD may have two structs. Idle registrations of either one keep the PD busy. */
+/* After an import a PD may have two struct ibv_pd. Idle registrations of one keep the PD busy. */
 static bool has_imports;
 
 void mr_cache_note_import(void)

@@ -243,12 +243,12 @@ struct ibv_mr *ibv_reg_notified_mr(struct ibv_pd *pd, void *addr, size_t length,
  * Works like ibv_reg_mr_notify(). If in_use is valid, works like ibv_reg_mr_notify_reclaim().
  *
  * Returns 0. On failure changes nothing and returns an error of these verbs, or:
- *   EINVAL      attr is NULL, a bit of comp_mask is unknown, changes is NULL, unaligned or
- *               equal to word, in_use is 0 or has bits of the kernel, idle_ms is not 0
+ *   EINVAL      attr is NULL, a bit of comp_mask is unknown, attr->changes is NULL, unaligned
+ *               or equal to word, in_use is 0 or has bits of the kernel, idle_ms is not 0
  *               although in_use is not valid, or event_fd is not an eventfd
- *   EBUSY       changes is the word of an MR, or word is the counter of an MR
+ *   EBUSY       attr->changes is the word of an MR, or attr->word is the counter of an MR
  *   EBADF       event_fd is not open
- *   EFAULT      changes is not in writable memory that can be pinned
+ *   EFAULT      attr->changes is not in writable memory that can be pinned
  *   EOPNOTSUPP  the kernel lacks a feature of comp_mask
  *
  * Thread safe as ibv_reg_mr_notify().

@@ -64,7 +64,7 @@ struct mr_notify_request {
 	uint64_t in_use;
 	uint32_t access;
 	bool reclaims;
-	bool once; /* after a failure, don't deregister idle MRs and repeat the command */
+	bool once; /* don't repeat a failed command, as mr_cache_retry_cmd() would */
 	uint32_t idle_ms;
 
 	/* private to mr_notify_reg_mr() */
