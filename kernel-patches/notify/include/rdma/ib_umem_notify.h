@@ -58,7 +58,6 @@ void ib_mr_notify_unhold(struct ib_mr *mr);
 extern const struct uapi_definition uverbs_def_obj_mr_notify[];
 
 void ib_mr_notify_read_stats(struct ib_device *device, u64 *values);
-int ib_mr_notify_fill_res_mr(struct sk_buff *msg, struct ib_mr *mr);
 
 /**
  * ib_mr_notify_caps - The capability bits of a device
@@ -152,12 +151,6 @@ static inline void ib_mr_notify_unhold(struct ib_mr *mr)
 static inline void ib_mr_notify_read_stats(struct ib_device *device,
 					   u64 *values)
 {
-}
-
-static inline int ib_mr_notify_fill_res_mr(struct sk_buff *msg,
-					   struct ib_mr *mr)
-{
-	return 0;
 }
 
 static inline u64 ib_mr_notify_caps(const struct ib_device *device)
