@@ -33,12 +33,12 @@
 
 #include <linux/bitmap.h>
 #include <linux/eventfd.h>
-#include <linux/hash.h>
 #include <linux/mm.h>
 #include <linux/sched/mm.h>
 #include <linux/sched/signal.h>
 #include <linux/slab.h>
 #include <linux/uaccess.h>
+#include <linux/xarray.h>
 
 #include "umem_notify.h"
 
@@ -52,44 +52,14 @@ struct umem_notify_listener {
 };
 
 struct umem_notify_word_page {
-	struct rb_node node; /* in the tree, which is sorted by @page */
 	struct page *page;
 	struct mm_struct *mm; /* charged for the pin */
-	DECLARE_BITMAP(used, WORDS); /* the tree's lock */
-	u32 *counters; /* the number of MRs of each counter; the tree's lock; NULL: only words */
+	DECLARE_BITMAP(used, WORDS); /* the array's lock */
+	u32 *counters; /* the number of MRs of each counter; the array's lock; NULL: only words */
 };
 
-#define TREE_BITS 6
-
-/* For process context only. There are many trees, so that processes can arm at the same time. */
-static struct word_tree {
-	spinlock_t lock; /* a leaf */
-	struct rb_root root;
-} word_trees[1 << TREE_BITS] = {
-	[0 ... (1 << TREE_BITS) - 1].lock = __SPIN_LOCK_UNLOCKED(word_trees.lock),
-};
-
-static struct word_tree *tree_of(const struct page *page)
-{
-	return &word_trees[hash_ptr(page, TREE_BITS)];
-}
-
-static unsigned int index_of(unsigned int offset)
-{
-	return offset / sizeof(u64);
-}
-
-static int compare(const void *page, const struct rb_node *node)
-{
-	const struct page *other = rb_entry(node, struct umem_notify_word_page, node)->page;
-
-	return page == other ? 0 : page < (const void *)other ? -1 : 1;
-}
-
-static int compare_nodes(struct rb_node *node, const struct rb_node *other)
-{
-	return compare(rb_entry(node, struct umem_notify_word_page, node)->page, other);
-}
+/* The pages of all words, by page frame number. For process context only; its lock is a leaf. */
+static DEFINE_XARRAY_FLAGS(word_pages, XA_FLAGS_ACCOUNT);
 
 static int charge(struct mm_struct *mm)
 {
@@ -132,9 +102,9 @@ static struct umem_notify_word_page *create_page(struct page *pinned)
 /* A word belongs to one MR, a counter to any number of MRs. */
 static int take_word(struct umem_notify_word_page *page, unsigned int offset, bool counter)
 {
-	unsigned int index = index_of(offset);
+	unsigned int index = offset / sizeof(u64);
 
-	if (counter && !page->counters) /* the caller holds the tree's lock */
+	if (counter && !page->counters) /* the caller holds the array's lock */
 		page->counters = kcalloc(WORDS, sizeof(u32), GFP_ATOMIC | __GFP_ACCOUNT);
 	if (counter && !page->counters)
 		return -ENOMEM;
@@ -150,9 +120,8 @@ static struct umem_notify_word_page *get_word(unsigned long addr, bool counter)
 {
 	struct umem_notify_word_page *page, *fresh = NULL;
 	unsigned int offset = offset_in_page(addr);
-	struct word_tree *tree;
 	struct page *pinned;
-	struct rb_node *node;
+	unsigned long pfn;
 	int ret;
 
 	ret = pin_user_pages_fast(untagged_addr(addr) & PAGE_MASK, 1,
@@ -160,24 +129,23 @@ static struct umem_notify_word_page *get_word(unsigned long addr, bool counter)
 	if (ret != 1)
 		return ERR_PTR(ret == -ENOMEM || ret == -EINTR ? ret : -EFAULT);
 
-	tree = tree_of(pinned);
-	spin_lock(&tree->lock);
-	node = rb_find(pinned, &tree->root, compare);
-	if (!node) {
-		spin_unlock(&tree->lock);
+	pfn = page_to_pfn(pinned);
+	xa_lock(&word_pages);
+	page = xa_load(&word_pages, pfn);
+	if (!page) {
+		xa_unlock(&word_pages);
 		fresh = create_page(pinned);
 		if (IS_ERR(fresh))
 			return fresh;
-		spin_lock(&tree->lock);
-		node = rb_find_add(&fresh->node, &tree->root, compare_nodes);
+		xa_lock(&word_pages);
+		page = __xa_cmpxchg(&word_pages, pfn, NULL, fresh, GFP_KERNEL) ?: fresh;
 	}
-	page = node ? rb_entry(node, struct umem_notify_word_page, node) : fresh;
-	ret = take_word(page, offset, counter);
-	if (ret && !node)
-		rb_erase(&fresh->node, &tree->root);
-	spin_unlock(&tree->lock);
+	ret = xa_err(page) ?: take_word(page, offset, counter);
+	if (ret && page == fresh)
+		__xa_erase(&word_pages, pfn);
+	xa_unlock(&word_pages);
 
-	if (fresh && (node || ret))
+	if (fresh && (page != fresh || ret))
 		free_page_of_words(fresh);
 	else if (!fresh)
 		unpin_user_page(pinned); /* the first pin is enough */
@@ -186,27 +154,31 @@ static struct umem_notify_word_page *get_word(unsigned long addr, bool counter)
 
 static void put_word(struct umem_notify_word_page *page, unsigned int offset, bool counter)
 {
-	struct word_tree *tree = tree_of(page->page);
-	unsigned int index = index_of(offset);
+	unsigned int index = offset / sizeof(u64);
 	bool last = false;
 
-	spin_lock(&tree->lock);
+	xa_lock(&word_pages);
 	if (!counter || !--page->counters[index]) {
 		__clear_bit(index, page->used);
 		last = bitmap_empty(page->used, WORDS);
 	}
 	if (last)
-		rb_erase(&page->node, &tree->root);
-	spin_unlock(&tree->lock);
+		__xa_erase(&word_pages, page_to_pfn(page->page));
+	xa_unlock(&word_pages);
 	if (last) {
 		SetPageDirty(page->page); /* without a lock: see umem_notify_retire.c */
 		free_page_of_words(page);
 	}
 }
 
-static void signal_listener(struct umem_notify_listener *listener)
+/**
+ * umem_notify_word_signal - Signal the eventfd of a word that has become INVALID
+ * @listener: The listener of the word, or NULL. The caller has the mutex of the tracker and has
+ *	      seen INVALID under the lock
+ */
+void umem_notify_word_signal(struct umem_notify_listener *listener)
 {
-	if (!listener->due)
+	if (!listener || !listener->due)
 		return;
 	listener->due = false;
 	eventfd_signal(listener->event);
@@ -214,7 +186,7 @@ static void signal_listener(struct umem_notify_listener *listener)
 
 static void put_listener(struct umem_notify_listener *listener)
 {
-	signal_listener(listener);
+	umem_notify_word_signal(listener);
 	if (!IS_ERR_OR_NULL(listener->counter))
 		put_word(listener->counter, listener->offset, true);
 	if (!IS_ERR_OR_NULL(listener->event))
@@ -338,18 +310,6 @@ void umem_notify_word_count(const struct ib_umem_notify *n)
 		atomic64_inc(counter);
 	}
 	listener->due = listener->event;
-}
-
-/**
- * umem_notify_word_signal - Signal the eventfd of a word that has become INVALID
- * @n: The tracker, its mutex held; the caller has seen INVALID under the lock
- */
-void umem_notify_word_signal(const struct ib_umem_notify *n)
-{
-	struct umem_notify_listener *listener = n->word.listener;
-
-	if (listener)
-		signal_listener(listener);
 }
 
 bool umem_notify_word_cmpxchg(const struct ib_umem_notify *n, u64 old, u64 value)
