@@ -118,8 +118,7 @@ static struct umem_notify_queue *get_queue(struct ib_ucontext *context)
 }
 
 /* Returns NULL if memory is short. @umem is NULL if nothing is pinned yet. */
-static struct ib_umem_notify *umem_notify_create(struct ib_ucontext *context,
-						 struct ib_umem *umem,
+static struct ib_umem_notify *umem_notify_create(struct ib_ucontext *context, struct ib_umem *umem,
 						 unsigned long start, unsigned long last)
 {
 	struct umem_notify_queue *queue = get_queue(context);
@@ -275,8 +274,8 @@ void ib_mr_notify_tracked(struct ib_device *device, struct ib_mr *mr, struct ib_
 		mr->type = IB_MR_TYPE_USER;
 		umem = umem_notify_umem(mr);
 	}
-	if (!umem || !is_own(umem) || first_addr(umem) != umem_notify_start(n) ||
-	    last_addr(umem) != umem_notify_last(n)) {
+	if (!umem || !is_own(umem) || first_addr(umem) != n->range.start ||
+	    last_addr(umem) != n->range.last) {
 		umem_notify_destroy(n);
 		return;
 	}

@@ -13,7 +13,6 @@
  *  umem_notify_event.c    the MMU notifier
  *  umem_notify_reclaim.c  the shrinker
  *  umem_notify.c          creating, arming, settling and ending a tracker
- *  umem_notify_res.c      the attributes that netlink shows
  *  uverbs_std_types_mr_notify.c  the methods
  */
 #ifndef UMEM_NOTIFY_H
@@ -61,7 +60,7 @@ int umem_notify_word_get(struct umem_notify_word *word, const struct umem_notify
 void umem_notify_word_put(const struct umem_notify_word *word);
 void umem_notify_word_change(const struct ib_umem_notify *n, u64 set, u64 clear);
 void umem_notify_word_count(const struct ib_umem_notify *n);
-void umem_notify_word_signal(const struct ib_umem_notify *n);
+void umem_notify_word_signal(struct umem_notify_listener *listener);
 bool umem_notify_word_cmpxchg(const struct ib_umem_notify *n, u64 old, u64 value);
 u64 umem_notify_word_read(const struct ib_umem_notify *n);
 
@@ -167,8 +166,8 @@ struct umem_notify_queue {
  * locks. Only system calls wait for @mutex: all other callers use trylock.
  *
  * [lock] marks a field that the lock of the address space protects. A field marked [both] is
- * written under this lock and @mutex together, and is read under either. So a trace event or
- * netlink does not wait for a settle that faults pages in.
+ * written under this lock and @mutex together, and is read under either. So a trace event does
+ * not wait for a settle that faults pages in.
  *
  * An unmap may visit 10,000 trackers in a row. So the fields that an unmap uses come first:
  * reading @umem, for example, costs another cache line.
@@ -211,19 +210,9 @@ static_assert(sizeof(struct ib_umem_notify) <= 192);
 static_assert(offsetofend(struct ib_umem_notify, link) <= 128);
 #endif
 
-static inline unsigned long umem_notify_start(const struct ib_umem_notify *n)
-{
-	return n->range.start;
-}
-
-static inline unsigned long umem_notify_last(const struct ib_umem_notify *n)
-{
-	return n->range.last;
-}
-
 static inline u32 umem_notify_pages(const struct ib_umem_notify *n)
 {
-	return (umem_notify_last(n) - umem_notify_start(n)) / PAGE_SIZE + 1;
+	return (n->range.last - n->range.start) / PAGE_SIZE + 1;
 }
 
 /* umem_notify_mm.c */
@@ -231,12 +220,11 @@ void umem_notify_queue_put(struct umem_notify_queue *q);
 void umem_notify_unref(struct ib_umem_notify *n);
 void umem_notify_put(struct ib_umem_notify *n);
 struct ib_umem_notify *umem_notify_mm_next(struct umem_notify_mm *space,
-					   struct umem_notify_walk *walk,
-					   struct ib_umem_notify *n);
+					   struct umem_notify_walk *walk, struct ib_umem_notify *n);
 void umem_notify_mm_begin(struct umem_notify_mm *space, unsigned long start, unsigned long last);
 void umem_notify_mm_end(struct umem_notify_mm *space, unsigned long start, unsigned long last);
-bool umem_notify_mm_changes(const struct umem_notify_mm *space,
-			    unsigned long start, unsigned long last);
+bool umem_notify_mm_changes(const struct umem_notify_mm *space, unsigned long start,
+			    unsigned long last);
 
 /* umem_notify_state.c */
 void umem_notify_suspects_clear(struct umem_notify_suspects *suspects);
@@ -290,8 +278,7 @@ static inline struct umem_notify_mm *umem_notify_mm_of(struct mmu_notifier *mn)
 	return container_of(mn, struct umem_notify_mm, mn);
 }
 
-static inline struct umem_notify_mm *
-umem_notify_mm(const struct ib_umem_notify *n)
+static inline struct umem_notify_mm *umem_notify_mm(const struct ib_umem_notify *n)
 {
 	return n->queue->space;
 }

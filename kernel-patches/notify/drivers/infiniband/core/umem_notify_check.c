@@ -71,7 +71,7 @@ static void pinned_iter_start(struct pinned_iter *iter, const struct ib_umem_not
 	struct sg_table *sgt = &n->umem->sgt_append.sgt;
 
 	__sg_page_iter_start(&iter->sg, sgt->sgl, sgt->orig_nents,
-			     (addr - umem_notify_start(n)) >> PAGE_SHIFT);
+			     (addr - n->range.start) >> PAGE_SHIFT);
 	iter->next = addr;
 	iter->writable = n->umem->writable;
 }
@@ -79,8 +79,7 @@ static void pinned_iter_start(struct pinned_iter *iter, const struct ib_umem_not
 static struct page *pinned_iter_next(struct pinned_iter *iter)
 {
 	iter->next += PAGE_SIZE;
-	return __sg_page_iter_next(&iter->sg) ? sg_page_iter_page(&iter->sg) :
-						NULL;
+	return __sg_page_iter_next(&iter->sg) ? sg_page_iter_page(&iter->sg) : NULL;
 }
 
 /*
@@ -91,8 +90,7 @@ static struct page *pinned_iter_next(struct pinned_iter *iter)
 static long same_pages(struct pinned_iter *iter, struct page **pages, long nr)
 {
 	struct folio *folio;
-	long same = 0;
-	long i;
+	long same = 0, i;
 
 	for (i = 0; i < nr; i++) {
 		folio = page_folio(pages[i]);
@@ -325,8 +323,7 @@ static int check_locked(struct mm_struct *mm, struct pinned_iter *iter, unsigned
 			return 0;
 		nr = min_t(long, CHECK_BATCH, (min(end, vma->vm_end) - addr) >> PAGE_SHIFT);
 		nr = huge && shared ? 0 :
-				      get_user_pages_remote(mm, addr, nr,
-							    FOLL_FORCE | FOLL_NOFAULT, pages, NULL);
+		     get_user_pages_remote(mm, addr, nr, FOLL_FORCE | FOLL_NOFAULT, pages, NULL);
 		if (nr > 0) {
 			same = same_pages(iter, pages, nr);
 			iter->next = addr + (same << PAGE_SHIFT);
@@ -387,7 +384,7 @@ static int check_run(struct ib_umem_notify *n, unsigned long addr, unsigned long
 		if (alone)
 			ret = 0;
 	} while (!ret && iter.next < end);
-	cmp->at = (iter.next - umem_notify_start(n)) >> PAGE_SHIFT;
+	cmp->at = (iter.next - n->range.start) >> PAGE_SHIFT;
 	return ret;
 }
 
@@ -412,7 +409,7 @@ int umem_notify_check(struct ib_umem_notify *n, unsigned int shift,
 		      struct umem_notify_comparison *cmp)
 {
 	const struct umem_notify_suspects *suspects = &cmp->suspects;
-	unsigned long start = umem_notify_start(n);
+	unsigned long start = n->range.start;
 	unsigned int from, to = 0;
 	u64 others, first, end;
 	int ret = 0;

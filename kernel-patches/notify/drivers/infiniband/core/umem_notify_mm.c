@@ -167,8 +167,7 @@ void umem_notify_put(struct ib_umem_notify *n)
  * Return: The tracker, or NULL at the end. The caller has to call this function until the end.
  */
 struct ib_umem_notify *umem_notify_mm_next(struct umem_notify_mm *space,
-					   struct umem_notify_walk *walk,
-					   struct ib_umem_notify *n)
+					   struct umem_notify_walk *walk, struct ib_umem_notify *n)
 {
 	struct interval_tree_node *next;
 

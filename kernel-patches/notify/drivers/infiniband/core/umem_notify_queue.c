@@ -231,8 +231,7 @@ static void queue_suspend_idle(struct umem_notify_queue *q)
 /* The worker of a queue */
 void umem_notify_queue_work(struct work_struct *work)
 {
-	struct umem_notify_queue *q =
-		container_of(work, struct umem_notify_queue, worker.work);
+	struct umem_notify_queue *q = container_of(work, struct umem_notify_queue, worker.work);
 	struct umem_notify_mm *space = q->space;
 	u64 took = 0, began = ktime_get_ns();
 	struct ib_umem_notify *n;

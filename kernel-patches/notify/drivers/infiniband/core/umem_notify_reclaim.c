@@ -125,8 +125,7 @@ static enum lru_status sample_one(UMEM_NOTIFY_LRU_ARGS)
 static unsigned long count_idle(struct shrinker *s, struct shrink_control *sc)
 {
 	unsigned long nr = list_lru_shrink_count(&idle, sc);
-	unsigned long left = SAMPLE;
-	unsigned long pages = 0;
+	unsigned long left = SAMPLE, pages = 0;
 
 	if (!nr)
 		return SHRINK_EMPTY;
@@ -198,10 +197,21 @@ void umem_notify_lru_del(struct ib_umem_notify *n)
 		list_lru_del_obj(&idle, &n->lru);
 }
 
-/* Pins the pages that the range maps now, and charges them as a registration does. */
-static int pin_again(struct ib_umem *umem)
+/*
+ * Pins the pages that the range maps now, charges them as a registration does, and gives them to
+ * the device.
+ */
+static int give_pages(struct ib_umem_notify *n)
 {
-	struct ib_umem *fresh;
+	struct ib_umem *umem = n->umem, *fresh;
+	int ret;
+
+	scoped_guard(umem_notify, n) {
+		umem_notify_suspects_clear(&n->suspects);
+		if (umem_notify_mm_changes(umem_notify_mm(n), n->range.start,
+					   n->range.last))
+			umem_notify_suspects_add(n, 0, ULONG_MAX);
+	}
 
 	fresh = ib_umem_get(umem->ibdev, umem->address, umem->length,
 			    umem->writable ? IB_ACCESS_LOCAL_WRITE : 0);
@@ -211,54 +221,17 @@ static int pin_again(struct ib_umem *umem)
 	umem->sgt_append = fresh->sgt_append;
 	mmdrop(fresh->owning_mm);
 	kfree(fresh);
-	return 0;
-}
-
-static int give_pages(struct ib_umem_notify *n)
-{
-	struct ib_umem *umem = n->umem;
-	int ret;
-
-	scoped_guard(umem_notify, n) {
-		umem_notify_suspects_clear(&n->suspects);
-		if (umem_notify_mm_changes(umem_notify_mm(n), umem_notify_start(n),
-					   umem_notify_last(n)))
-			umem_notify_suspects_add(n, 0, ULONG_MAX);
-	}
-
-	ret = pin_again(umem);
-	if (ret)
-		return ret;
 	ret = umem_notify_state(n) == INVALID ? -EFAULT : umem->ibdev->ops.restore_user_mr(n->mr);
-	if (ret) {
+	if (ret)
 		ib_umem_give_back(umem);
-		return ret;
-	}
-	guard(umem_notify)(n);
-	n->revoked = false;
-	return 0;
-}
-
-/* Clears SUSPENDED in the word; sets SUSPECT if an event came after pinning. */
-static void end_suspension(struct ib_umem_notify *n)
-{
-	umem_notify_lock(n);
-	if (n->state == SUSPENDED) {
-		n->state = n->suspects.chunks ? SUSPECT : 0;
-		umem_notify_word_change(n, n->state, SUSPENDED);
-		if (n->state)
-			umem_notify_queue_add(n, UMEM_NOTIFY_LATER);
-		umem_notify_first_scan(n, true);
-		umem_notify_queue_set_idle(n);
-		umem_notify_count(n, IB_MR_NOTIFY_STAT_RESTORES, 1);
-	}
-	umem_notify_unlock(n);
-	umem_notify_lru_add(n);
+	return ret;
 }
 
 /**
  * umem_notify_restore - Give a suspended registration pages again
  * @n: The tracker; a system call of its owner holds @mutex, and @held is not set
+ *
+ * If an event came after the pages were pinned, the word becomes SUSPECT.
  *
  * Return: 0 if the tracker is not SUSPENDED any more. If the pages that the range maps
  * can't be pinned, the tracker is INVALID. After -ENOMEM (also: RLIMIT_MEMLOCK), -EINTR or
@@ -282,12 +255,23 @@ int umem_notify_restore(struct ib_umem_notify *n)
 		ret = -EAGAIN;
 	if (ret == -ENOMEM || ret == -EINTR || ret == -EAGAIN)
 		return ret;
-	if (!ret) {
-		end_suspension(n);
-		return 0;
+	scoped_guard(umem_notify, n) {
+		if (ret) {
+			umem_notify_mark_invalid(n);
+			return 0;
+		}
+		n->revoked = false;
+		if (n->state == SUSPENDED) {
+			n->state = n->suspects.chunks ? SUSPECT : 0;
+			umem_notify_word_change(n, n->state, SUSPENDED);
+			if (n->state)
+				umem_notify_queue_add(n, UMEM_NOTIFY_LATER);
+			umem_notify_first_scan(n, true);
+			umem_notify_queue_set_idle(n);
+			umem_notify_count(n, IB_MR_NOTIFY_STAT_RESTORES, 1);
+		}
 	}
-	guard(umem_notify)(n);
-	umem_notify_mark_invalid(n);
+	umem_notify_lru_add(n);
 	return 0;
 }
 

@@ -173,15 +173,6 @@ struct umem_notify_word umem_notify_take_word(struct ib_umem_notify *n)
 	return word;
 }
 
-static void retire_word(struct ib_umem_notify *n)
-{
-	struct umem_notify_word word;
-
-	scoped_guard(umem_notify, n)
-		word = umem_notify_take_word(n);
-	umem_notify_word_put(&word);
-}
-
 /**
  * umem_notify_retire - Revoke and unpin a tracker that is INVALID or SUSPENDED
  * @n: The tracker, its mutex held
@@ -195,6 +186,7 @@ static void retire_word(struct ib_umem_notify *n)
 bool umem_notify_retire(struct ib_umem_notify *n)
 {
 	bool can_revoke, wait, busy;
+	struct umem_notify_word word;
 	u8 state;
 
 	lockdep_assert_held(&n->mutex);
@@ -209,13 +201,15 @@ bool umem_notify_retire(struct ib_umem_notify *n)
 	if (!(state & (INVALID | SUSPENDED)))
 		return false;
 	if (state == INVALID)
-		umem_notify_word_signal(n);
+		umem_notify_word_signal(n->word.listener);
 	if (wait)
 		return true;
 
 	busy = can_revoke && is_temporary(revoke(n));
 	if (state == INVALID) {
-		retire_word(n);
+		scoped_guard(umem_notify, n)
+			word = umem_notify_take_word(n);
+		umem_notify_word_put(&word);
 		return busy;
 	}
 	if (n->revoked)

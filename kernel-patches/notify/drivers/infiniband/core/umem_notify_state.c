@@ -73,12 +73,12 @@ static void suspects_trim(struct umem_notify_suspects *suspects, u32 page, unsig
  */
 void umem_notify_suspects_add(struct ib_umem_notify *n, unsigned long start, unsigned long last)
 {
-	unsigned long first = umem_notify_start(n);
+	unsigned long first = n->range.start;
 	unsigned int shift = shift_of(n);
 	struct umem_notify_suspects more;
 
 	more.first = (max(start, first) - first) >> PAGE_SHIFT;
-	more.end = ((min(last, umem_notify_last(n)) - first) >> PAGE_SHIFT) + 1;
+	more.end = ((min(last, n->range.last) - first) >> PAGE_SHIFT) + 1;
 	more.chunks = GENMASK_ULL((more.end - 1) >> shift, more.first >> shift);
 	suspects_merge(&n->suspects, &more);
 }
@@ -167,7 +167,7 @@ void umem_notify_mark_suspect(struct ib_umem_notify *n, unsigned long start, uns
  */
 static int take_suspects(struct ib_umem_notify *n, struct umem_notify_comparison *cmp)
 {
-	unsigned long start = umem_notify_start(n);
+	unsigned long start = n->range.start;
 
 	guard(umem_notify)(n);
 	if (n->state != SUSPECT)

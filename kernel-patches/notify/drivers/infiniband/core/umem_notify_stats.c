@@ -12,10 +12,6 @@
 
 #include "umem_notify.h"
 
-struct ib_mr_notify_stats {
-	u64 count[IB_MR_NOTIFY_STATS];
-};
-
 /* Protects creating the data of any device */
 static DEFINE_MUTEX(stats_lock);
 
@@ -35,7 +31,8 @@ int umem_notify_device_get(struct ib_device *device)
 						       WQ_UNBOUND | WQ_MEM_RECLAIM, 0,
 						       dev_name(&device->dev));
 	if (!device->mr_notify_stats)
-		WRITE_ONCE(device->mr_notify_stats, alloc_percpu(struct ib_mr_notify_stats));
+		WRITE_ONCE(device->mr_notify_stats,
+			   __alloc_percpu(IB_MR_NOTIFY_STATS * sizeof(u64), sizeof(u64)));
 	return device->mr_notify_wq && device->mr_notify_stats ? 0 : -ENOMEM;
 }
 
@@ -47,7 +44,7 @@ int umem_notify_device_get(struct ib_device *device)
  */
 void umem_notify_count(const struct ib_umem_notify *n, enum ib_mr_notify_stat stat, s64 nr)
 {
-	this_cpu_add(n->queue->device->mr_notify_stats->count[stat], nr);
+	this_cpu_add(n->queue->device->mr_notify_stats[stat], nr);
 }
 
 /**
@@ -57,8 +54,7 @@ void umem_notify_count(const struct ib_umem_notify *n, enum ib_mr_notify_stat st
  */
 void ib_mr_notify_read_stats(struct ib_device *device, u64 *values)
 {
-	struct ib_mr_notify_stats __percpu *stats =
-		READ_ONCE(device->mr_notify_stats);
+	u64 __percpu *stats = READ_ONCE(device->mr_notify_stats);
 	unsigned int i;
 	int cpu;
 
@@ -67,6 +63,6 @@ void ib_mr_notify_read_stats(struct ib_device *device, u64 *values)
 		return;
 	for_each_possible_cpu(cpu)
 		for (i = 0; i < IB_MR_NOTIFY_STATS; i++)
-			values[i] += READ_ONCE(per_cpu_ptr(stats, cpu)->count[i]);
+			values[i] += READ_ONCE(per_cpu_ptr(stats, cpu)[i]);
 }
 EXPORT_SYMBOL(ib_mr_notify_read_stats);

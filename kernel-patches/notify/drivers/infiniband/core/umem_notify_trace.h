@@ -18,17 +18,14 @@ TRACE_DEFINE_ENUM(MMU_NOTIFY_CLEAR);
 TRACE_DEFINE_ENUM(MMU_NOTIFY_RELEASE);
 TRACE_DEFINE_ENUM(MMU_NOTIFY_MIGRATE);
 
-#define show_mr_notify_event(event)                                            \
-	__print_symbolic(event,                                                \
-			 { MMU_NOTIFY_UNMAP, "UNMAP" },                        \
-			 { MMU_NOTIFY_CLEAR, "CLEAR" },                        \
-			 { MMU_NOTIFY_RELEASE, "RELEASE" },                    \
-			 { MMU_NOTIFY_MIGRATE, "MIGRATE" })
+#define show_mr_notify_event(event)                                                       \
+	__print_symbolic(event, { MMU_NOTIFY_UNMAP, "UNMAP" }, { MMU_NOTIFY_CLEAR, "CLEAR" }, \
+			 { MMU_NOTIFY_RELEASE, "RELEASE" }, { MMU_NOTIFY_MIGRATE, "MIGRATE" })
 
 /* The state of the tracker; the word of an armed MR has the same bits. */
-#define show_mr_notify_state(state)                                            \
-	__print_symbolic(state, { 0, "VALID" }, { 1, "INVALID" },              \
-			 { 2, "SUSPECT" }, { 4, "SUSPENDED" })
+#define show_mr_notify_state(state)                                                       \
+	__print_symbolic(state, { 0, "VALID" }, { 1, "INVALID" }, { 2, "SUSPECT" },       \
+			 { 4, "SUSPENDED" })
 
 /*
  * Each event first names the registration: device, MR and range. Then come the state after the
@@ -41,8 +38,7 @@ TRACE_DEFINE_ENUM(MMU_NOTIFY_MIGRATE);
 			 __field(unsigned long, end)                           \
 			 __field(u8, state)                                    \
 			 __field(bool, armed)                                  \
-			 __field(bool, worker)                                 \
-			 fields)
+			 __field(bool, worker) fields)
 
 #define MR_NOTIFY_ASSIGN(assignments...)                                       \
 	TP_fast_assign(__assign_str(dev);                                      \
@@ -55,16 +51,15 @@ TRACE_DEFINE_ENUM(MMU_NOTIFY_MIGRATE);
 		       assignments)
 
 #define MR_NOTIFY_PRINTK(format, args...)                                      \
-	TP_printk("dev=%s mr=%u range=0x%lx-0x%lx state=%s armed=%d by=%s "    \
-		  format, __get_str(dev), __entry->mr, __entry->start,         \
-		  __entry->end, show_mr_notify_state(__entry->state),          \
-		  __entry->armed, __entry->worker ? "worker" : "call", args)
+	TP_printk("dev=%s mr=%u range=0x%lx-0x%lx state=%s armed=%d by=%s " format,              \
+		  __get_str(dev), __entry->mr, __entry->start, __entry->end,                     \
+		  show_mr_notify_state(__entry->state), __entry->armed,                          \
+		  __entry->worker ? "worker" : "call", args)
 
 DECLARE_EVENT_CLASS(mr_notify,
 		    TP_PROTO(const struct ib_umem_notify *n, int ret),
 		    TP_ARGS(n, ret),
-		    MR_NOTIFY_ENTRY(__field(u32, pages)
-				    __field(int, ret)),
+		    MR_NOTIFY_ENTRY(__field(u32, pages) __field(int, ret)),
 		    MR_NOTIFY_ASSIGN(__entry->pages = umem_notify_pages(n);
 				     __entry->ret = ret;),
 		    MR_NOTIFY_PRINTK("pages=%u ret=%d", __entry->pages, __entry->ret));
