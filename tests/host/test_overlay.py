@@ -185,7 +185,7 @@ class HookTest(Fixture):
     def test_new_file_in_a_patch(self):
         self.write("buildlib/hooks/0001-a.patch",
                    "--- /dev/null\n+++ b/libibverbs/new.h\n@@ -0,0 +1 @@\n+x\n")
-        self.fails("0001-a.patch", "libibverbs/new.h", "laid")
+        self.fails("0001-a.patch", "libibverbs/new.h", "put a new file")
 
     def test_interrupted(self):
         """If a run hooks a file and ends before it records the hook, the next run completes it."""
