@@ -198,7 +198,8 @@ class Mail:
 def replaced(text, old, new):
     """Replace `old` by `new`. The text has `old` exactly once."""
     if text.count(old) != 1:
-        raise overlay.OverlayError(f"REWRITTEN: the hooked file must have this text once:\n{old}")
+        raise overlay.OverlayError("the file must contain this text of REWRITTEN exactly once:\n"
+                                   f"{old}")
     return text.replace(old, new)
 
 

@@ -254,8 +254,8 @@ def main():
     parser.add_argument("folder", nargs="?", help="where the mails go (default: build/series)")
     parser.add_argument("--for", dest="version", default="linux",
                         choices=fetch.versions("linux"), help="the version of Linux")
-    parser.add_argument("--author", help="a person: the sender of the mails, and their signer")
-    parser.add_argument("--base", help="upstream's commit that the mails name as their base")
+    parser.add_argument("--author", help="the person who sends and signs the mails")
+    parser.add_argument("--base", help="the upstream commit to name as the base of the mails")
     args = parser.parse_args()
     if args.author and not re.fullmatch(r"[^<>]+ <[^<>\s]+@[^<>\s]+>", args.author):
         parser.error("--author: NAME <ADDRESS>")

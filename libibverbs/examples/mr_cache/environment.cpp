@@ -28,7 +28,8 @@ void for_ucx(version v, environment &out)
 		out.lines.push_back(
 			{"UCX_RCACHE_ENABLE=n", name + " keeps registrations in its UCP contexts"});
 	out.lines.push_back(
-		{"UCX_MEM_EVENTS=n", name + " patches libc for its caches, which are off"});
+		{"UCX_MEM_EVENTS=n",
+		 name + " patches libc to keep its caches valid, and its caches are off"});
 	if (v >= version{1, 16} && v < version{1, 22})
 		out.risks.push_back(name + " crashes without its cache if a peer fails during a "
 					   "rendezvous (openucx/ucx issue 11467, fixed in 1.22.0): "
@@ -85,8 +86,9 @@ environment environment_for(const libraries &found)
 					  : " keeps registrations that may be stale")});
 	if (found.open_mpi)
 		for_open_mpi(found.open_mpi->is, out);
-	out.lines.push_back({"RDMAV_MR_CACHE=remote", "libibverbs keeps all registrations, never "
-						      "stale; the peers must trust one another"});
+	out.lines.push_back(
+		{"RDMAV_MR_CACHE=remote",
+		 "libibverbs keeps all registrations; the peers must trust one another"});
 	return out;
 }
 

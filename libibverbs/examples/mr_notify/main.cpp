@@ -85,7 +85,7 @@ struct {
 } const reclaim_rows[] = {
 	{"restored under the same keys", &mr_notify::reclaim_check::try_restore},
 	{"in use: never suspended", &mr_notify::reclaim_check::try_in_use},
-	{"used since the last scan: suspended one scan later",
+	{"used since the last scan: the next scan suspends",
 	 &mr_notify::reclaim_check::try_second_chance},
 };
 

@@ -39,7 +39,7 @@ struct operation {
 	/*
 	 * Returns true if the operation may leave the registered pages in place although it
 	 * moves the witness. NUMA balancing and compaction choose pages themselves. The row
-	 * "hole punched beside it" changes only the witness.
+	 * "hole punched next to the range" changes only the witness.
 	 */
 	bool may_leave_alone() const
 	{

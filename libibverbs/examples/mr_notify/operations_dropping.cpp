@@ -51,7 +51,7 @@ void add_dropping(rows &all)
 	all.invalidates("ftruncate", shared_file, [](memory &m) { cut(m, 0); });
 	all.invalidates("ftruncate of a part", shared_file,
 			[](memory &m) { cut(m, half(m.registered()).length); });
-	all.invalidates("ftruncate, and back to its length", shared_file, [](memory &m) {
+	all.invalidates("ftruncate, then back to the old length", shared_file, [](memory &m) {
 		cut(m, 0);
 		cut(m, m.registered().length);
 	});
@@ -70,7 +70,7 @@ void add_dropping(rows &all)
 		     advising(MADV_PAGEOUT, "MADV_PAGEOUT"));
 	all.harmless("ftruncate, made longer", shared_file,
 		     [](memory &m) { cut(m, 2 * m.registered().length); });
-	all.harmless("hole punched beside it", shared_file_with_witness, [](memory &m) {
+	all.harmless("hole punched next to the range", shared_file_with_witness, [](memory &m) {
 		range whole = m.registered();
 		whole.length += m.witness().length;
 		punch(m.fd(), m.witness(), whole);

@@ -119,11 +119,10 @@ void add_ends(rows &all)
 		all.add({name, effect::invalidates, nullptr, nullptr, disturbs, watch});
 	};
 
-	add("its process exits, seen by another", ending([] { _exit(0); }));
-	add("its process executes another program",
-	    ending([] { execl("/bin/true", "true", nullptr); }));
-	add("its process is killed, seen by another", kill_it);
-	add("process_mrelease of its process", release_its_memory);
+	add("owner exits, seen by another process", ending([] { _exit(0); }));
+	add("owner executes another program", ending([] { execl("/bin/true", "true", nullptr); }));
+	add("owner is killed, seen by another process", kill_it);
+	add("process_mrelease of the owner", release_its_memory);
 	add("OOM killer and reaper", run_out_of_memory, reach::system);
 }
 

@@ -63,7 +63,7 @@ void drop_caches(memory &m)
 	advise(m.with_witness(), MADV_DONTNEED, "MADV_DONTNEED");
 	write_system_file("/proc/sys/vm/drop_caches", "1");
 	if (in_page_cache(m.witness()))
-		throw unsupported("the file's other pages are still cached, too");
+		throw unsupported("the kernel did not drop the file's pages");
 }
 
 } // namespace
@@ -78,8 +78,8 @@ void add_files(rows &all)
 			     advise(m.with_witness(), MADV_PAGEOUT, "MADV_PAGEOUT");
 		     }));
 	all.harmless("caches dropped", mapped_file, drop_caches, reach::system);
-	all.harmless("first write, registered for reading", untouched_anonymous, write_all);
-	all.harmless("first write to a private file, the same", untouched_private_file, write_all);
+	all.harmless("first write, read-only MR", untouched_anonymous, write_all);
+	all.harmless("first write to a file, read-only MR", untouched_private_file, write_all);
 }
 
 } // namespace mr_notify

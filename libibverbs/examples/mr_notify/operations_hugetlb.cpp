@@ -40,7 +40,7 @@ void add_hugetlb(rows &all)
 			[](memory &m) { punch(m.fd(), m.registered(), m.registered()); });
 
 	all.harmless("MADV_DONTNEED of shared hugetlb", shared_hugetlb, drop_all);
-	all.harmless("hole punched beside it in hugetlb", with_witness, punch_witness);
+	all.harmless("hugetlb hole punched next to the range", with_witness, punch_witness);
 	all.harmless("mprotect of hugetlb", private_hugetlb, [](memory &m) {
 		const range r = m.registered();
 		check(mprotect(r.addr, r.length, PROT_READ) == 0, "mprotect");

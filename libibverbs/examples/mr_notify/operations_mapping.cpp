@@ -165,7 +165,7 @@ void add_mapping(rows &all)
 	all.invalidates("mremap, moved", anonymous, [](memory &m) { move(m, m.registered()); });
 	all.invalidates("mremap(MREMAP_DONTUNMAP)", anonymous,
 			[](memory &m) { move(m, m.registered(), MREMAP_DONTUNMAP); });
-	all.invalidates("mremap of something onto it", anonymous, move_onto);
+	all.invalidates("mremap of other memory onto the range", anonymous, move_onto);
 	all.invalidates("mremap, shrunk", anonymous, shrink);
 	all.invalidates("remap_file_pages", shared_file, map_other_page);
 	all.invalidates("brk, shrunk", on_the_heap, shrink_heap);

@@ -130,14 +130,14 @@ void add_processes(rows &all)
 		doing_to_its_view([](range r) { return madvise(r.addr, r.length, MADV_REMOVE); }),
 		reach::process_once);
 	all.invalidates(
-		"MADV_REMOVE of SysV memory by another", sysv,
+		"MADV_REMOVE by another process, SysV", sysv,
 		doing_to_its_view([](range r) { return madvise(r.addr, r.length, MADV_REMOVE); }),
 		reach::process_once);
 
-	all.harmless("munmap by another process that shares it", shared_file,
+	all.harmless("munmap by a process that shares the file", shared_file,
 		     doing_to_its_view([](range r) { return munmap(r.addr, r.length); }),
 		     reach::process_once);
-	all.harmless("munmap of hugetlb by another", shared_hugetlb,
+	all.harmless("munmap of hugetlb by another process", shared_hugetlb,
 		     doing_to_its_view([](range r) { return munmap(r.addr, r.length); }),
 		     reach::process_once);
 	all.harmless("shmdt by another process", sysv,

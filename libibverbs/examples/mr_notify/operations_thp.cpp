@@ -142,10 +142,10 @@ void let_khugepaged_pass(memory &m)
 
 	allow_huge_pages(m);
 	if (!happens(collapsed))
-		throw unsupported("khugepaged collapsed nothing for minutes");
+		throw unsupported("khugepaged collapsed nothing within minutes");
 	const auto then = passes();
 	if (!happens([&] { return passes() >= then + 2; }))
-		throw unsupported("khugepaged made no whole pass in minutes");
+		throw unsupported("khugepaged did not complete a pass within minutes");
 }
 
 } // namespace

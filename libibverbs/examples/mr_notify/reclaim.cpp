@@ -112,7 +112,7 @@ std::string reclaim_check::try_operation(const operation &what, std::size_t leng
 		for (int i = 0; i < 10 && was_left_alone(); i++)
 			what.apply(m);
 		if (was_left_alone())
-			return "the kernel did not change the pages, as if they were pinned";
+			return "the kernel left the unpinned pages alone";
 	}
 
 	check_verb(ibv_settle_mr_notify(one.mr.get()), "ibv_settle_mr_notify");

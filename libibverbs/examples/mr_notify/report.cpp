@@ -103,9 +103,8 @@ public:
 			   "device: RDMA moves the bytes that the CPU sees (same), or is refused\n",
 			   right_, skipped_, wrong_);
 		if (cost_)
-			fmt::print(
-				"cost: how much longer the operation takes if the registration is "
-				"armed; each time is the best of 3\n");
+			fmt::print("cost: the additional time of the operation if the registration "
+				   "is armed (best of 3)\n");
 	}
 
 private:

@@ -38,7 +38,7 @@ std::function<void(memory &)> witnessed(std::function<void(memory &)> apply)
 		apply(m);
 		if (frames(m.witness()) == before)
 			throw unsupported(
-				"the kernel did not change the neighbouring memory either");
+				"the kernel changed neither the range nor the memory next to it");
 	};
 }
 
