@@ -39,7 +39,8 @@ static inline bool ofi_mr_notify_hold(struct ofi_mr_entry *entry)
 }
 
 /* Returns an entry with a reference, or NULL if the caller has to search the tree. A
- * search finds entries that the table lacks, and drops stale entries.
+ * search finds entries that the table lacks, drops stale entries, and makes room if the
+ * cache is full. A hit needs no room.
  */
 static inline struct ofi_mr_entry *
 ofi_mr_notify_hit(struct ofi_mr_cache *cache, const void *addr, size_t len)
@@ -49,7 +50,7 @@ ofi_mr_notify_hit(struct ofi_mr_cache *cache, const void *addr, size_t len)
 	pthread_mutex_lock(&mm_lock);
 	entry = *ofi_mr_notify_hint(cache, addr);
 	if (!entry || entry->info.iov.iov_base != addr ||
-	    entry->info.iov.iov_len < len || ofi_mr_cache_full(cache) ||
+	    entry->info.iov.iov_len < len ||
 	    !dlist_empty(&cache->dead_region_list) ||
 	    ofi_mr_notify_moved(&cache->notify) || !ofi_mr_notify_hold(entry)) {
 		pthread_mutex_unlock(&mm_lock);
