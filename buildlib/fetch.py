@@ -402,7 +402,7 @@ def arguments(description, names=SOURCE_VARIABLE):
     parser.add_argument("--source", help="a tarball or tree to use instead of the pinned version")
     parser.add_argument("--build", default=BUILD, help="the build folder (default: build)")
     parser.add_argument("--update", action="store_true",
-                        help="use the newest point release, or unpack --source again")
+                        help="use the newest point release; if --source is given, unpack it again")
     return parser
 
 

@@ -198,7 +198,7 @@ class Mail:
 def replaced(text, old, new):
     """Replace `old` by `new`. The text has `old` exactly once."""
     if text.count(old) != 1:
-        raise overlay.OverlayError("the file must contain this text of REWRITTEN exactly once:\n"
+        raise overlay.OverlayError("REWRITTEN needs a file with this text exactly once:\n"
                                    f"{old}")
     return text.replace(old, new)
 

@@ -250,7 +250,7 @@ def main():
     """Write the series and print their paths."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("topic", nargs="?", default="all", choices=["all", *TOPICS, *LIBRARIES],
-                        help="a topic of the kernel, all its topics (default), or a library")
+                        help="one topic of the kernel patches, all topics (default), or a library")
     parser.add_argument("folder", nargs="?", help="where the mails go (default: build/series)")
     parser.add_argument("--for", dest="version", default="linux",
                         choices=fetch.versions("linux"), help="the version of Linux")

@@ -70,7 +70,8 @@ def renamed():
     if not ask("apt-cache", "madison", "libibverbs1"):
         apt = fetch.machine_apt(fetch.BUILD)
         if not apt.versions("libibverbs1"):
-            raise fetch.FetchError("apt offers no libibverbs1, so other names are unknown")
+            raise fetch.FetchError("apt has no package libibverbs1, so the names of other packages "
+                                   "are unknown")
         ask = apt.run
     return [name for name in RENAMED if ask("apt-cache", "pkgnames", name + ENDING)]
 

@@ -362,7 +362,7 @@ class Whole(unittest.TestCase):
                 count, printed, seconds = self.run_for(command)
                 self.assertEqual(count, "1 passed, 1 failed, 0 skipped")
                 self.assertIn("FAILED: lane0: one: exit status 124, expected 0", printed)
-                self.assertIn("    tests/run: ended, as it has said nothing for 5 s", printed)
+                self.assertIn("    tests/run: killed, because it printed nothing for 5 s", printed)
                 self.assertLess(seconds, 600)
 
     def test_a_step_that_goes_on_may_last(self):

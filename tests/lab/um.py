@@ -33,7 +33,7 @@ def room():
             found = re.search(r"^\+\s*DEFINE_LONGS\(HOST_FP_SIZE, (\d+)\);", text.read(), re.M)
         if found:
             return int(found.group(1))
-    raise LabError(f"no {os.path.relpath(PATCHES)} sets HOST_FP_SIZE")
+    raise LabError(f"no patch of {os.path.relpath(PATCHES)} sets HOST_FP_SIZE")
 
 
 def ptrace(request, pid, kind, data):

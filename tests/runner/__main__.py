@@ -113,7 +113,7 @@ class Run:
             outlives(0.1)
         hung = is_running()
         if hung:
-            feed("out", f"tests/run: ended, as it has said nothing for {silence} s\n")
+            feed("out", f"tests/run: killed, because it printed nothing for {silence} s\n")
             end(child, signal.SIGTERM)
             if outlives(GRACE):
                 end(child, signal.SIGKILL)

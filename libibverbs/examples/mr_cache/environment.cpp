@@ -28,8 +28,7 @@ void for_ucx(version v, environment &out)
 		out.lines.push_back(
 			{"UCX_RCACHE_ENABLE=n", name + " keeps registrations in its UCP contexts"});
 	out.lines.push_back(
-		{"UCX_MEM_EVENTS=n",
-		 name + " patches libc to keep its caches valid, and its caches are off"});
+		{"UCX_MEM_EVENTS=n", name + " needs no patched libc, because its caches are off"});
 	if (v >= version{1, 16} && v < version{1, 22})
 		out.risks.push_back(name + " crashes without its cache if a peer fails during a "
 					   "rendezvous (openucx/ucx issue 11467, fixed in 1.22.0): "

@@ -234,7 +234,7 @@ status print_environment(const std::string &name)
 	for (const auto &one : to_set.lines)
 		fmt::print("export {} # {}\n", one.assignment, one.reason);
 	for (const auto &one : to_set.kept)
-		fmt::print("# {} keeps its own cache, and checks the kernel's word at each hit\n",
+		fmt::print("# {} keeps its own cache, and reads the word that the kernel marks\n",
 			   one);
 	for (const auto &one : cannot)
 		fmt::print("# not for {}, which can't notify: {}\n", one,

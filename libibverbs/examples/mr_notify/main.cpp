@@ -37,7 +37,7 @@ struct options {
 	std::string only;
 };
 
-const char *const needs_system = "disturbs the whole machine: use --system";
+const char *const needs_system = "disturbs the whole machine; only --system allows it";
 
 bool is_named(const options &opt, const std::string &name)
 {
@@ -85,7 +85,7 @@ struct {
 } const reclaim_rows[] = {
 	{"restored under the same keys", &mr_notify::reclaim_check::try_restore},
 	{"in use: never suspended", &mr_notify::reclaim_check::try_in_use},
-	{"used since the last scan: the next scan suspends",
+	{"used since the last scan: suspended at the next scan",
 	 &mr_notify::reclaim_check::try_second_chance},
 };
 

@@ -32,7 +32,7 @@ undo::undo(kind what, std::string path, std::string text)
 			return;
 		}
 	}
-	throw std::logic_error("too many changes of the machine at the same time");
+	throw std::logic_error("too many settings of the machine are changed at the same time");
 }
 
 undo::~undo()

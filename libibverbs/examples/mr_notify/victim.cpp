@@ -92,7 +92,7 @@ void victim::wait_for_stop()
 	while (waitpid(process_, &status, __WALL) < 0 && errno == EINTR)
 		;
 	if (!WIFSTOPPED(status) || status >> 8 != (SIGTRAP | PTRACE_EVENT_EXIT << 8))
-		throw std::runtime_error("the other process did not stop before its exit");
+		throw std::runtime_error("ptrace did not stop the other process at its exit");
 }
 
 void victim::wait_for_end()
