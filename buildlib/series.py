@@ -255,7 +255,7 @@ def main():
     parser.add_argument("--for", dest="version", default="linux",
                         choices=fetch.versions("linux"), help="the version of Linux")
     parser.add_argument("--author", help="the person who sends and signs the mails")
-    parser.add_argument("--base", help="the upstream commit to name as the base of the mails")
+    parser.add_argument("--base", help="the upstream commit on which the mails are based")
     args = parser.parse_args()
     if args.author and not re.fullmatch(r"[^<>]+ <[^<>\s]+@[^<>\s]+>", args.author):
         parser.error("--author: NAME <ADDRESS>")

@@ -128,7 +128,7 @@ class Release:
                 status = how(log)
             if status:
                 raise LabError("".join(read(self.log).splitlines(True)[-20:])
-                               + f"made no root of {self.name}; the whole output is in {self.log}")
+                               + f"can't make a {self.name} root; the output is in {self.log}")
             with open(os.path.join(self.place, name + ".made"), "w", encoding="utf-8") as made:
                 made.write(content)
 

@@ -27,8 +27,8 @@ void for_ucx(version v, environment &out)
 	if (v >= version{1, 13})
 		out.lines.push_back(
 			{"UCX_RCACHE_ENABLE=n", name + " keeps registrations in its UCP contexts"});
-	out.lines.push_back(
-		{"UCX_MEM_EVENTS=n", name + " needs no patched libc, because its caches are off"});
+	out.lines.push_back({"UCX_MEM_EVENTS=n", "while the caches of " + name +
+							 " are off, hooks in libc have no use"});
 	if (v >= version{1, 16} && v < version{1, 22})
 		out.risks.push_back(name + " crashes without its cache if a peer fails during a "
 					   "rendezvous (openucx/ucx issue 11467, fixed in 1.22.0): "

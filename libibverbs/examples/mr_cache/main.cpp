@@ -198,8 +198,8 @@ status print_environment(const std::string &name)
 	for (const auto &reason : found.failed)
 		tell(reason);
 	if (!to_set.useful()) {
-		tell("nothing to gain: the loader finds no UCX, no libfabric and no Open MPI "
-		     "before 5.0");
+		tell("nothing to gain: the loader finds no UCX, no libfabric, and no Open MPI "
+		     "that is older than 5.0");
 		return no_cache;
 	}
 	if (to_set.ours() && variable && std::string(variable) == "0") {

@@ -92,7 +92,7 @@ std::string all_check::look(range page)
 		return read ? "the device can read a page that the CPU can't read"
 			    : "the device can't read a page that the CPU can read";
 	if (read && std::memcmp(peer.addr, seen.data(), page.length) != 0)
-		return "the device reads other bytes than the CPU";
+		return "the device reads bytes that the CPU does not see";
 
 	std::memset(peer.addr, ++pattern_, page.length);
 	const bool written =

@@ -85,7 +85,7 @@ struct {
 } const reclaim_rows[] = {
 	{"restored under the same keys", &mr_notify::reclaim_check::try_restore},
 	{"in use: never suspended", &mr_notify::reclaim_check::try_in_use},
-	{"used since the last scan: suspended at the next scan",
+	{"a use since the last scan: one more scan is needed",
 	 &mr_notify::reclaim_check::try_second_chance},
 };
 

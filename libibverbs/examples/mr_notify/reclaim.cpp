@@ -117,10 +117,11 @@ std::string reclaim_check::try_operation(const operation &what, std::size_t leng
 
 	check_verb(ibv_settle_mr_notify(one.mr.get()), "ibv_settle_mr_notify");
 	if (one.w.value() == 0)
-		return bytes_.same(one.mr.get(), m) ? ""
-						    : "the device reaches other bytes than the CPU";
+		return bytes_.same(one.mr.get(), m)
+			       ? ""
+			       : "the device reaches bytes that the CPU does not see";
 	if (!one.w.invalid())
-		return "the word is neither 0 nor INVALID after settling";
+		return "settling left the word neither 0 nor INVALID";
 	if (wait_for_pinned(one.before) != one.before)
 		return "INVALID, but its pages are still pinned";
 	if (!m.read_only() && !bytes_.refused(one.mr.get()))
@@ -145,10 +146,11 @@ std::string reclaim_check::try_restore(std::size_t length)
 		return "suspended, but the device still has access";
 	check_verb(ibv_settle_mr_notify(one.mr.get()), "ibv_settle_mr_notify");
 	if (one.w.value())
-		return "the word is not 0 after settling";
+		return "settling did not set the word to 0";
 	if (pinned_bytes() != one.before + length + page_size())
 		return "restored, but its pages are not pinned";
-	return bytes_.same(one.mr.get(), m) ? "" : "the device reaches other bytes than the CPU";
+	return bytes_.same(one.mr.get(), m) ? ""
+					    : "the device reaches bytes that the CPU does not see";
 }
 
 std::string reclaim_check::try_in_use(std::size_t length)
@@ -163,7 +165,8 @@ std::string reclaim_check::try_in_use(std::size_t length)
 		if (one.w.value() != one_user)
 			return "the kernel changed the word of a registration in use";
 	}
-	return bytes_.same(one.mr.get(), m) ? "" : "the device reaches other bytes than the CPU";
+	return bytes_.same(one.mr.get(), m) ? ""
+					    : "the device reaches bytes that the CPU does not see";
 }
 
 std::string reclaim_check::second_chance(std::size_t length, bool &looked_once) const

@@ -130,8 +130,9 @@ std::string verdict(const device &on, const operation &what, const observation &
 			return "INVALID, though nothing has changed";
 		if (seen.pages_pinned != seen.pages)
 			return "pages are not pinned any more";
-		return seen.reached.value_or(true) ? ""
-						   : "the device reaches other bytes than the CPU";
+		return seen.reached.value_or(true)
+			       ? ""
+			       : "the device reaches bytes that the CPU does not see";
 	}
 
 	if (seen.word_after == 0)
