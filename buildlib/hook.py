@@ -46,7 +46,7 @@ def upstream_of(patch):
     """The name of the upstream that a patch is for."""
     folder = os.path.dirname(patch)
     for name, folders in overlay.PATCHES.items():
-        if folder in (*folders, overlay.LOCAL.get(name)):
+        if folder in (*folders, overlay.LOCAL.get(name), overlay.MAILED.get(name)):
             return name
     raise overlay.OverlayError(f"{patch} is not in a folder of patches: " + ", ".join(
         folder for folders in overlay.PATCHES.values() for folder in folders))
@@ -55,7 +55,7 @@ def upstream_of(patch):
 def path_of(patch, repo=fetch.REPO):
     """The path of a patch in the repository. For an existing patch the name is enough."""
     known = [os.path.relpath(one, repo) for name in overlay.PATCHES
-             for one in overlay.patches_of(name, repo, local=True)]
+             for one in overlay.patches_of(name, repo, local=True, mailed=True)]
     named = [one for one in known if os.path.basename(one) == patch]
     return named[0] if len(named) == 1 else os.path.relpath(os.path.abspath(patch), repo)
 
@@ -132,7 +132,9 @@ def lay_out(patch, files, repo=fetch.REPO, name=""):
     name = name or upstream_of(patch)
     path = os.path.join(repo, patch)
     text = overlay.text_of(path, name)
-    known = [os.path.relpath(one, repo) for one in overlay.patches_of(name, repo, local=True)]
+    mailed = os.path.dirname(patch) in overlay.MAILED.values()
+    known = [os.path.relpath(one, repo)
+             for one in overlay.patches_of(name, repo, local=True, mailed=mailed)]
     before = [os.path.join(repo, one) for one in below(patch, known, text)]
     files = {*files, *(overlay.hooked_files(path, name) if text else ())}
     if not files:

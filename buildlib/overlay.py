@@ -49,6 +49,9 @@ PATCHES = {"rdma-core": ("buildlib/hooks",),
            "openmpi": ("buildlib/consumers.d/openmpi/hooks",)}
 # Patches only for the trees that are built here. Upstream and the packages do not get them.
 LOCAL = {"linux": "tests/lab/patches", "openmpi": "tests/consumers/openmpi"}
+# Patches only for upstream. The trees that are built here and the packages do not get them, because
+# modules can't change the kernel's own code: our files have workarounds.
+MAILED = {"linux": "kernel-patches/mm"}
 LEFTOVERS = ("~", ".pyc", ".orig", ".rej", ".swp")
 # A patch or file with this line is only for the named version of an upstream.
 ONLY_FOR = re.compile(r"(?m)^Only-For: (\S+)$")
@@ -58,11 +61,14 @@ class OverlayError(Exception):
     """Our files and upstream's do not fit together; the message names both."""
 
 
-def patches_of(name, repo=fetch.REPO, local=False):
-    """The patches that an upstream gets, in order. `local` adds the patches of LOCAL."""
+def patches_of(name, repo=fetch.REPO, local=False, mailed=False):
+    """The patches that an upstream gets, in order. `local` adds the patches of LOCAL, and `mailed`
+    adds the patches of MAILED.
+    """
     upstream = fetch.family(name)
-    folders = [*PATCHES[upstream], *([LOCAL[upstream]] if local and upstream in LOCAL else [])]
-    return [path for folder in folders
+    more = [folders[upstream] for folders, wanted in ((LOCAL, local), (MAILED, mailed))
+            if wanted and upstream in folders]
+    return [path for folder in (*PATCHES[upstream], *more)
             for path in sorted(glob.glob(os.path.join(repo, folder, "*.patch")))
             if name in (ONLY_FOR.findall(parts(fetch.read(path))[0]) or [name])]
 

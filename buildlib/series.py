@@ -9,7 +9,8 @@ new files that its header names (Overlay-Files:), and its text without the parts
 Each topic of the kernel is one series. Its cover letter is in the topic's folder. The fixes are two
 series. The series for-rc has the fixes for stable kernels, and the fixes that these fixes need. The
 series for-next has all other fixes. If a topic needs mails of other topics, the folder "needs" has
-these mails. rdma_core_series.py describes the mails of rdma-core.
+these mails. The topic mm changes the kernel's own code. Only the mails have this topic, and they lack
+the workarounds for it. rdma_core_series.py describes the mails of rdma-core.
 """
 import argparse
 import glob
@@ -28,15 +29,25 @@ import rdma_core_series
 REPO = fetch.REPO
 PLAIN = ("drivers/infiniband", "include/rdma", "include/uapi/rdma", "include/trace/events",
          "Documentation/infiniband")
+CORE = ("mm",)  # only the files that the series changes, and the files that compiling these needs
+# In the order of the mails: other topics need mails of mm.
 TOPICS = [os.path.basename(topic) for topic in overlay.TOPICS]
+TOPICS.insert(1, os.path.basename(overlay.MAILED["linux"]))
 LIBRARIES = sorted(set(overlay.PATCHES) - {"linux"})
 STANDS_ON = re.compile(r"(?m)^Stands-On: (.*)$")
 NO_PERSON = ("series: the lists require that a person signs the mails off. Use "
              "--author \"NAME <ADDRESS>\"")
 
 
+def changes_of(patch):
+    """The path of the diff of a patch's new files for the mail."""
+    return patch.removesuffix(".patch") + ".series.diff"
+
+
 class Patch:
-    """One patch: its topic and name, sender, text, the new files that belong to it, the diff."""
+    """One patch: its topic and name, sender, text, the new files that belong to it, the diff, and
+    a diff of these new files (NAME.series.diff), which only the mail gets.
+    """
 
     def __init__(self, path, upstream, author=None):
         self.path = path
@@ -45,6 +56,7 @@ class Patch:
         header, _, self.diff = overlay.text_of(path, upstream).partition("\n---\n")
         self.sender = author or re.search(r"^From: (.*)$", header, re.MULTILINE).group(1)
         self.new_files = re.findall(r"^Overlay-Files: (.*)$", header, re.MULTILINE)
+        self.changes = fetch.read(changes_of(path))
         needs = STANDS_ON.search(header)
         self.needs = [one if "/" in one else f"{self.topic}/{one}"
                       for one in (needs.group(1).split(", ") if needs else ())]
@@ -64,6 +76,8 @@ class Patch:
             target = os.path.join(place, name)
             os.makedirs(os.path.dirname(target), exist_ok=True)
             shutil.copyfile(ours[name], target)
+        if self.changes:
+            git(place, "apply", "--whitespace=nowarn", "-", text=self.changes)
 
 
 class Series:
@@ -83,7 +97,9 @@ def patches_of(upstream="linux", author=None):
     """All patches that an upstream gets, in order."""
     if fetch.family(upstream) == "rdma-core":
         return rdma_core_series.mails(author, upstream)
-    return [Patch(path, upstream, author) for path in overlay.patches_of(upstream, REPO)]
+    return sorted((Patch(path, upstream, author)
+                   for path in overlay.patches_of(upstream, REPO, mailed=True)),
+                  key=lambda one: TOPICS.index(one.topic))
 
 
 def with_needs(wanted, patches):
@@ -113,7 +129,8 @@ def series_of(upstream, topic, patches):
         return {"for-rc": Series(stable, "for-rc", text + "-for-rc.txt"),
                 "for-next": Series(others, "for-next", text + "-for-next.txt", first=stable)}
     needs = [one for one in with_needs(own, patches) if one not in own]
-    return {"": Series(own, "for-next", text + ".txt", needs)}
+    tree = "mm-new" if topic == "mm" else "for-next"
+    return {"": Series(own, tree, text + ".txt", needs)}
 
 
 def git(folder, *arguments, text=None):
@@ -132,14 +149,17 @@ def plain_kernel(place, upstream):
         tree = fetch.fetch(upstream)
         overlay.overlay(upstream, tree)
         ours = overlay.our_files(upstream, REPO)
+        needed = {file for one in overlay.patches_of(upstream, REPO, mailed=True)
+                  for file in overlay.hooked_files(one, upstream)}
+        needed.update(part + "/Makefile" for part in CORE)
         pristine = os.path.join(fetch.state_folder(tree), "pristine")
-        for part in (*PLAIN, *kernel_modules.NEIGHBOURS):
+        for part in (*PLAIN, *kernel_modules.NEIGHBOURS, *CORE):
             for folder, _, names in os.walk(os.path.join(tree, part)):
                 for name in names:
                     path = os.path.relpath(os.path.join(folder, name), tree)
                     if path in ours or path.endswith((".o", ".cmd", ".ko")):
                         continue
-                    if part not in PLAIN and not path.endswith(".h"):
+                    if part not in PLAIN and path not in needed and not path.endswith(".h"):
                         continue
                     source = os.path.join(pristine, path)
                     if not os.path.exists(source):

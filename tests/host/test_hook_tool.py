@@ -19,6 +19,7 @@ FIX = "kernel-patches/fixes/0001-fix.patch"
 OTHER_FIX = "kernel-patches/fixes/0002-fix.patch"
 HOOK = "kernel-patches/notify/0001-hook.patch"
 LATER = "kernel-patches/notify/0002-later.patch"
+MAILED = "kernel-patches/mm/0001-mailed.patch"
 
 
 def patch(header, before, added, shift=0):
@@ -119,6 +120,20 @@ class HookTool(unittest.TestCase):
             hook.lay_out(HOOK, [], self.repo)
         hook.write(HOOK, self.repo)
         hook.lay_out(HOOK, [], self.repo)
+
+    def test_patch_that_only_mails_have(self):
+        """Such a patch is made over the fixes and earlier such patches. The tree has none."""
+        self.write(MAILED, patch("Mailed", 6, "mailed", 2))
+        later = MAILED.replace("0001", "0002")
+        place = hook.lay_out(later, (FILE,), self.repo)
+        with open(os.path.join(place, FILE), encoding="utf-8") as text:
+            lines = text.read().splitlines()
+        self.assertEqual([line for line in lines if line.startswith("=")],
+                         ["=fix", "=other", "=mailed"])
+        self.assertEqual(hook.path_of(os.path.basename(MAILED), self.repo), MAILED)
+        self.hooked_tree("linux")
+        with open(os.path.join(self.tree, FILE), encoding="utf-8") as text:
+            self.assertNotIn("=mailed", text.read())
 
     def test_mistakes(self):
         for name, files, word in ((HOOK.replace("notify", "notes"), (), "not in a folder"),

@@ -22,6 +22,7 @@ import hook  # noqa: E402
 import kernel_modules  # noqa: E402
 import overlay  # noqa: E402
 import rdma_core_series  # noqa: E402
+import series  # noqa: E402
 
 # The number of lines that hooks may add, by the folder of the hooks and upstream's path. The first
 # row that matches counts. A fix has no limit. pyverbs needs many lines, because Cython needs each
@@ -43,6 +44,8 @@ MOST_OF_LATER = "Only-For: rdma-core-65", 14
 MOST_OF_DRIVER = 10, 16
 DRIVER = re.compile(r"drivers/infiniband/(?:hw|sw)/(?!mlx5/|rxe/|siw/)(\w+)/")
 FIXES = "kernel-patches/fixes/"
+# Patches that upstream may take as they are.
+FOR_UPSTREAM = FIXES, overlay.MAILED["linux"] + "/"
 
 
 class HookRules(unittest.TestCase):
@@ -51,7 +54,7 @@ class HookRules(unittest.TestCase):
     def setUp(self):
         self.texts = {}
         for name in (*overlay.PATCHES, *fetch.VERSION_OF):
-            for path in overlay.patches_of(name, REPO, local=True):
+            for path in overlay.patches_of(name, REPO, local=True, mailed=True):
                 with open(path, encoding="utf-8") as text:
                     self.texts[os.path.relpath(path, REPO)] = text.read()
         self.user = {path: text for path, text in self.texts.items()
@@ -67,13 +70,15 @@ class HookRules(unittest.TestCase):
     def test_headers(self):
         for path, text in self.texts.items():
             header = text.partition("\n--- ")[0]
-            status = "Pending$" if path.startswith(FIXES) else r"(Inappropriate \[.+\]|.*https?://)"
+            status = r"(Inappropriate \[.+\]|.*https?://)"
+            if path.startswith(FOR_UPSTREAM):
+                status = "Pending$"
             if path in self.user:
                 status = f"(Pending$|{status})"
             self.assertRegex(header, "(?m)^Upstream-Status: " + status, path)
             self.assertRegex(header, r"(?m)^Signed-off-by: .+ <.+@.+>", path)
             if path.startswith("kernel-patches/"):  # checkpatch also checks this, but takes minutes
-                text = re.split(r"(?m)^(?:[A-Z][a-z]+(?:-[A-Za-z]+)+|Fixes): ", header)[0]
+                text = re.split(r"(?m)^(?:[A-Z][a-z]+(?:-[A-Za-z]+)+|Fixes|Link): ", header)[0]
                 self.assertNotRegex(text.partition("\n\n")[2], r"(?m)^.{76}", path)
         for path, text in self.user.items():
             for field in ("Why: ", "Without it: ", "Calls: "):
@@ -107,7 +112,11 @@ class HookRules(unittest.TestCase):
                     row = next(one for one in MOST
                                if path.startswith(one[0]) and re.match(one[1], file))
                     most[row] = row[2]
+<<<<<<< HEAD
                 else:   # a patch that is only for the trees built here
+=======
+                else:   # a patch only for the trees that are built here, or only for the mails
+>>>>>>> a6a6a986 (kernel-patches/mm: Mail two patches to mm/ in place of workarounds)
                     continue
                 added[row] += len(re.findall(r"(?m)^\+(?!\+\+ )", change))
         self.assertLessEqual({*MOST, MOST_OF_LATER[0], "bnxt_re"}, set(added))
@@ -188,6 +197,8 @@ class HookRules(unittest.TestCase):
         found = {os.path.normpath(path) for folders in overlay.PATCHES.values()
                  for folder in folders
                  for path in glob.glob(os.path.join(REPO, folder, "*.diff"))}
+        mailed = {os.path.normpath(series.changes_of(path)) for path in overlay.patches_of("linux")}
+        found -= mailed
         self.assertTrue(found)
         self.assertLessEqual(found, set(map(os.path.normpath, forms)))
         for form, patch in forms.items():
@@ -202,6 +213,20 @@ class HookRules(unittest.TestCase):
         for name in ("linux", "rdma-core", *fetch.VERSION_OF):
             part = kernel_modules.PART if fetch.family(name) == "linux" else ()
             overlay.hooked_tree(name, part=part)
+
+    def test_mailed_patches_apply_alone(self):
+        """The patches that only the mails have apply to the files of each version of Linux."""
+        for name in fetch.versions("linux"):
+            own = overlay.patches_of(name)
+            patches = [path for path in overlay.patches_of(name, mailed=True) if path not in own]
+            self.assertTrue(patches)
+            with tempfile.TemporaryDirectory() as work:
+                files = {f for one in patches for f in overlay.hooked_files(one, name)}
+                with fetch.locked(fetch.BUILD, name):
+                    tree = fetch.fetch(name, part=hook.part_of(name, files))
+                    hook.upstreams(files, tree, work)
+                for one in patches:
+                    overlay.apply_hook(one, REPO, work, name)
 
     def test_fix_applies_alone(self):
         for name in fetch.versions("linux"):
