@@ -239,6 +239,7 @@ class Topics(unittest.TestCase):
                     self.assertNotIn("***", cover)
                     self.assertIn(f"\nbase-commit: {self.BASE}\n", cover)
                     self.assertRegex(cover, r"\nThe series is for Linux \d+\.\d+\.\d+")
+                    self.assertRegex(cover, r"\nUsers: \w")
                     self.assertTrue(mails)
                     for mail in (cover, *mails):
                         self.assertIn(f"\nFrom: {self.AUTHOR}\n", mail)
