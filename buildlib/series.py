@@ -9,8 +9,8 @@ new files that its header names (Overlay-Files:), and its text without the parts
 Each topic of the kernel is one series. Its cover letter is in the topic's folder. The fixes are two
 series. The series for-rc has the fixes for stable kernels, and the fixes that these fixes need. The
 series for-next has all other fixes. If a topic needs mails of other topics, the folder "needs" has
-these mails. The topic mm changes the kernel's own code. Only the mails have this topic, and they lack
-the workarounds for it. rdma_core_series.py describes the mails of rdma-core.
+these mails. The topic mm changes the kernel's own code. Only the mails have this topic, and they
+lack the workarounds for it. rdma_core_series.py describes the mails of rdma-core.
 """
 import argparse
 import glob

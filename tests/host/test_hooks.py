@@ -112,11 +112,7 @@ class HookRules(unittest.TestCase):
                     row = next(one for one in MOST
                                if path.startswith(one[0]) and re.match(one[1], file))
                     most[row] = row[2]
-<<<<<<< HEAD
-                else:   # a patch that is only for the trees built here
-=======
                 else:   # a patch only for the trees that are built here, or only for the mails
->>>>>>> a6a6a986 (kernel-patches/mm: Mail two patches to mm/ in place of workarounds)
                     continue
                 added[row] += len(re.findall(r"(?m)^\+(?!\+\+ )", change))
         self.assertLessEqual({*MOST, MOST_OF_LATER[0], "bnxt_re"}, set(added))
