@@ -96,8 +96,9 @@ int ibv_reg_mr_clean(struct ibv_context *context, size_t keep_bytes);
 /**
  * ibv_query_mr_cache - Get the contents and the history of a context's cache
  *
- * Each number is exact while no other thread registers. Returns 0. On failure stores nothing and
- * returns EINVAL if stats is NULL, or EOPNOTSUPP if the context has no cache.
+ * Each number is exact while no other thread registers.
+ * Returns 0. On failure stores nothing and returns EINVAL if stats is NULL, or EOPNOTSUPP if the
+ * context has no cache.
  */
 static inline int ibv_query_mr_cache(struct ibv_context *context,
 				     struct ibv_mr_cache_stats *stats)
